@@ -82,6 +82,11 @@ class Number(NamedTuple):
         """Return the number times a positive factor."""
         return Number(*(factor * end for end in self))
 
+    @property
+    def excess(self) -> Number:
+        """By how many percent a ratio exceeds 1."""
+        return Number(*(100.0 * (end - 1.0) for end in self))
+
     def inverse(self) -> Number:
         """Return the inverse of a positive number."""
         return Number(1.0 / self.value, 1.0 / self.high, 1.0 / self.low if self.low > 0 else math.inf)

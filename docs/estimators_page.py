@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from gradstats import estimators as est
@@ -67,30 +66,6 @@ def ranking(policy: EnumeratedPolicy) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values("relative noise", kind="stable")
 
 
-def fixed_baselines(policy: EnumeratedPolicy) -> pd.DataFrame:
-    """Compare baselines that are known exactly, not estimated from a group, by tr Cov of one completion's gradient."""
-    p, rewards, mask = policy.probabilities, policy.rewards, policy.mask
-    lengths = policy.lengths.astype(np.float64)
-    cumulative = np.cumsum(policy.token_energy, axis=1) * mask
-    baselines = {
-        "none": 0.0,
-        "mean reward, E[R]": p @ rewards,
-        "length-weighted mean, α = 0.8": p @ (rewards * lengths**1.6) / (p @ lengths**1.6),
-        "best constant, b*": policy.optimal_constant,
-        "OTB, exact energies": (p * rewards) @ cumulative / (p @ cumulative),
-        "causal optimum, B_t": (p * rewards) @ policy.token_cross / (p @ policy.token_energy),
-        "exact value, V(s_t)": policy.values,
-    }
-    traces = {
-        name: policy.weighted_moments((rewards[:, None] - baseline) * mask).trace_cov
-        for name, baseline in baselines.items()
-    }
-    reference = traces["mean reward, E[R]"]
-    return pd.DataFrame(
-        [{"baseline": name, "tr Cov / that of E[R]": trace / reference} for name, trace in traces.items()]
-    )
-
-
 def to_markdown(frame: pd.DataFrame) -> str:
     """Format a frame as a Markdown table, with numbers to three decimals."""
     cells = [[_cell(value) for value in row] for row in frame.itertuples(index=False)]
@@ -125,12 +100,10 @@ def blocks() -> dict[str, str]:
     family["name"] = [parameters_of(name) for name in family["name"]]
     policies = {name: make() for name, make in POLICIES.items()}
     rankings = {name: ranking(policy).set_index("estimator") for name, policy in policies.items()}
-    baselines = {name: fixed_baselines(policy).set_index("baseline") for name, policy in policies.items()}
     return {
         "estimators": to_markdown(family),
         "recipes": to_markdown(rows),
         "ranking": to_markdown(side_by_side(rankings, "relative noise")),
-        "baselines": to_markdown(side_by_side(baselines, "tr Cov / that of E[R]")),
     }
 
 

@@ -134,11 +134,6 @@ def learned(run: str) -> Learned:
     return Learned(best, *(number(base, column, True).inverse() for column in ("ratio_to_learned", "ratio")))
 
 
-def most_gained() -> float:
-    """Return the largest gain, in percent, that the interval of any run allows."""
-    return max(learned(run).gain.high for run in LEARNED)
-
-
 class Curve(NamedTuple):
     """A curve of noise along a parameter: where it is lowest, as written and as a number, and where it surely is."""
 
@@ -193,11 +188,6 @@ def largest_bias(label: str) -> Number:
     return max(shares_of_bias(label).values(), key=lambda share: share.high)
 
 
-def error_with_bias(noise: Number, share: Number) -> Number:
-    """Return the squared error, bias included, over RLOO's at 128 prompts, by the ends of both intervals."""
-    return Number(*(one / (1.0 - bias) for one, bias in zip(noise, share, strict=True)))
-
-
 def equal_error(noise: Number, share: Number, batch: float = PROMPTS_PER_BATCH) -> Number:
     r"""Return the prompts at which an estimator of less noise and some bias has the squared error of an unbiased one.
 
@@ -239,12 +229,6 @@ def extreme_blocks(run: str) -> Blocks:
 def lengths_of_traces() -> list[int]:
     """Return the largest length of each long trace."""
     return table("alpha_over_lengths", "along_traces").groupby("prompt_id")["length"].max().tolist()
-
-
-def alphas_of_segments() -> list[float]:
-    """Return α in segments of the long traces."""
-    fits = table("alpha_over_lengths", "fits")
-    return fits.loc[fits["fit"].str.startswith("from "), "alpha"].tolist()
 
 
 class InMetric(NamedTuple):
@@ -417,11 +401,6 @@ def reaching(found: dict[str, Mismatch], bound: float) -> list[str]:
     return [name for name, one in found.items() if one.largest >= bound]
 
 
-def wide(one: Number) -> bool:
-    """Return whether an interval says so little that its number is not stated: its ends are a factor of 10 apart."""
-    return one.high >= 10 * one.low
-
-
 def held(run: str, tokens: int) -> Number | None:
     """Return the share of a completion's energy that its heaviest tokens hold."""
     found = rows(run, "token_profiles", profile="concentration", first=tokens, last=tokens)
@@ -454,11 +433,6 @@ def curved() -> list[str]:
     """Return the runs in which the slope of the line changes with length."""
     found = {run: alpha(run, "curvature", "curvature") for run in RUNS}
     return [run for run, one in found.items() if one is not None and one.excludes(0)]
-
-
-def cut_off() -> list[str]:
-    """Return the runs of which more than a twentieth of the completions were cut off."""
-    return [run for run in RUNS if described(run)["truncated_share"] > 0.05]
 
 
 def of_cell(sweep: str, cell: str, column: str) -> Number | None:

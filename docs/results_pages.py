@@ -52,14 +52,6 @@ def provided(words: str, condition: object) -> str:
     return words if condition else contradicted(words, f'"{words}" no longer holds')
 
 
-def in_percent(found: Iterable[Number]) -> str:
-    """Write by how many percent numbers exceed 1, each measurably: the least and the largest."""
-    found = list(found)
-    ends = " to ".join(f"{100 * (end(one.value for one in found) - 1):.0f}" for end in (min, max))
-    within = [one for one in found if not one.above(1)]
-    return contradicted(ends, f"{within[0]} is not above 1") if within else ends
-
-
 def all_below(found: Iterable[Number], bound: float) -> bool:
     """Return whether all numbers are below a bound."""
     return all(one.below(bound) for one in found)
@@ -106,7 +98,7 @@ def anchor(title: str) -> str:
     return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
-FILTERS = (below, above, holding, provided, in_percent, all_below, all_above, none_above, none_excludes, flat, answers)
+FILTERS = (below, above, holding, provided, all_below, all_above, none_above, none_excludes, flat, answers)
 
 
 def render(name: str, folder: Path = DOCS) -> str:

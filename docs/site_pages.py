@@ -24,6 +24,7 @@ from gradstats.cli.commands import COMMANDS, main
 from gradstats.integrations import trl
 from gradstats.report.columns import INDEX
 from gradstats.report.figures import figures_of
+from gradstats.report.glossary import TERMS
 from gradstats.report.saved_results import read_results
 from gradstats.system.files import read_json
 
@@ -48,6 +49,7 @@ OTHER_CAPTIONS = {
     "curve_length_weighted_loo_true_alpha": "Variance, cosine and bias of length weights along their exponent.",
     "monitored": "What the monitor logs along a run of SGD on enumerated policies, with intervals, and exact values.",
     "optimal_baselines": "Published baselines against those of lowest variance, learned on other prompts.",
+    "methods": "Relative noise of the methods that trainers offer; the axis is stretched near 1.",
     "measurement_metric": "The sweep over metrics: α, and relative noise.",
     "policy_name": "Checkpoints of reinforcement learning: α, length, reward, critical batch, and relative noise.",
     "sampling_max_new_tokens": "The sweep over the cap on tokens: α, length, success, and relative noise.",
@@ -152,14 +154,14 @@ def help_of(command: str) -> str:
 
 
 def quantities_page() -> str:
-    """Return the page with every column of every table: what it means, and the file that defines it."""
-    parts = ["# Quantities\n\nEvery printed or saved column, as `gradstats list quantities` prints them.\n"]
+    """Return the page with every column of every table, what it means and the file that defines it, and every term."""
+    parts = ["# Quantities and terms\n\nEvery printed or saved column, as `gradstats list quantities` prints them.\n"]
     for table, columns in INDEX.items():
         rows = [f"| `{column.name}` | {cell(column.meaning)} | `{column.file}` |" for column in columns]
         parts.append(
             "\n".join([f"## {table}\n", "| column | meaning | defined in |", "| --- | --- | --- |", *rows, ""])
         )
-    return "\n".join(parts)
+    return "\n".join([*parts, "## Terms\n", *(f"**{term}.** {meaning}\n" for term, meaning in TERMS.items())])
 
 
 def cell(text: str) -> str:

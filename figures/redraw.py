@@ -28,12 +28,15 @@ from gradstats.analyses.numbers import format_estimate
 from gradstats.answers.answer import answer_paths, is_answer
 from gradstats.config.sections import FiguresSection
 from gradstats.estimators.recipes.losses import LOSSES
-from gradstats.plots import save_figure
+from gradstats.plots import plot_variance, save_figure
+from gradstats.plots.marks import estimates_of
 from gradstats.plots.save import sample_size_of, write_sample_size
-from gradstats.report.figures import draw_overlay, draw_run, styled
+from gradstats.plots.variance import short_rows
+from gradstats.report.figures import chosen_rows, draw_overlay, draw_run, styled
 from gradstats.report.saved_results import SavedResults, read_results
 from gradstats.report.sweeps import DIFFERENCES, LISTED, TABLE, draw_sweep, read_sweep, read_sweep_list
 from gradstats.report.tables import markdown_escape
+from gradstats.stats.variance.quantities import JUDGED
 from gradstats.system.files import atomic_path, read_json, write_csv, write_json
 
 HERE = Path(__file__).parent
@@ -45,6 +48,17 @@ PICTURE = {"formats": ["png"]}
 STAMP = "drawn_from.json"
 #: Runs of which pages and pictures use these answers alone: others are not copied.
 USED = dict.fromkeys(("embedded_zoo_stale", "qwen_mismatch", "qwen_stale"), ("alpha", "length_scaling", "variance"))
+#: The run that README shows, and under which names: the methods that trainers offer.
+README_RUN, README_INCHES = "qwen_mawps", 4.2
+README_METHODS = {
+    "james_stein": "James–Stein",
+    "rloo": "RLOO",
+    "dr_grpo": "Dr. GRPO",
+    "recipe:gspo": "GRPO = GSPO",
+    "recipe:dapo": "DAPO",
+    "batch_mean(loo=True)": "batch mean",
+    "reinforce": "REINFORCE",
+}
 #: The runs of the published methods: on-policy, and drawn by an earlier checkpoint.
 ZOO = {"embedded_zoo": "on-policy", "embedded_zoo_stale": "eight optimizer steps stale"}
 ZOO_ROWS = "rows.md"
@@ -135,12 +149,30 @@ def _drawn(folder: Path, drawn: Path, venue: str) -> list[Path]:
     if not (folder / LISTED).exists():
         results = read_results(folder)
         rows = results.figure_style.model_dump(include={"labels", "estimators", "order"})
-        return draw_run(results, drawn, FiguresSection.model_validate({"venue": venue, **PICTURE, **rows}))
+        paths = draw_run(results, drawn, FiguresSection.model_validate({"venue": venue, **PICTURE, **rows}))
+        return [*paths, *draw_methods(results, drawn, venue)] if folder.name == README_RUN else paths
     frame = pd.read_csv(folder / TABLE)
     frame.attrs = read_json(folder / "manifest.json")["of_table"]
     style = FiguresSection.model_validate({"venue": venue, "column": "half", **PICTURE})
     paths = draw_sweep(frame, read_sweep_list(folder).varied, drawn, style)
     return [*paths, *draw_blocks(folder, drawn, venue)]
+
+
+def draw_methods(run: SavedResults, drawn: Path, venue: str = "icml") -> list[Path]:
+    """Draw the relative noise of the methods that README shows, with their numbers at the right; returns the paths."""
+    style = FiguresSection.model_validate(
+        {"venue": venue, **PICTURE, "estimators": list(README_METHODS), "labels": README_METHODS}
+    )
+    table = chosen_rows(run.variance, style)
+    assert table is not None
+    rows = short_rows(table, JUDGED.name).drawn
+    with styled(style) as current_figure:
+        plt.rcParams["figure.figsize"] = (README_INCHES, README_INCHES)  # the rows decide on the height
+        ax = plot_variance(rows, reference="RLOO", stretched=True)
+        for place, estimate in zip(ax.get_yticks(), estimates_of(rows, JUDGED.name), strict=True):
+            text = format_estimate(*estimate)
+            ax.annotate(text, (1.03, place), xycoords=("axes fraction", "data"), va="center", fontsize="small")
+        return save_figure(current_figure(), drawn / "methods", style.formats)
 
 
 def draw_blocks(folder: Path, drawn: Path, venue: str = "icml") -> list[Path]:

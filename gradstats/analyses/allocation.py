@@ -512,7 +512,7 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     if ax is None:
         width, height = mpl.rcParams["figure.figsize"]
         height += 0.25 + legend_height(labels, keys) + sentence_height(short.sentence)
-        _, ax = plt.subplots(figsize=(width, height))
+        _, ax = plt.subplots(figsize=(width, height), layout="constrained")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     for place, (name, label, kind) in enumerate(zip(lines, labels, variants(lines), strict=True)):

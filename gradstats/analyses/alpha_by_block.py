@@ -132,7 +132,9 @@ def plot_alpha_by_block(table: WithFrame | pd.DataFrame, *, ax: Axes | None = No
     places, height = rows_of_own_height(labels)
     estimates, keys = estimates_of(frame, "alpha"), interval_keys(frame, ["alpha"], forest=True)
     if ax is None:
-        _, ax = plt.subplots(figsize=(mpl.rcParams["figure.figsize"][0], height + legend_height([], keys)))
+        _, ax = plt.subplots(
+            figsize=(mpl.rcParams["figure.figsize"][0], height + legend_height([], keys)), layout="constrained"
+        )
     ax.set_xlim(*forest_limits(np.append(estimates.ravel(), 1.0), False, 0.5))
     for at in (0.5, 1.0) if len(frame) else ():
         draw_landmark(ax, at)
@@ -177,7 +179,7 @@ def plot_block_heatmap(
     grid = _layers_by_kinds(frame, value)
     if ax is None:
         scale = mpl.rcParams["font.size"] / 8.0
-        _, ax = plt.subplots(figsize=(width, max(0.6 * height, (0.17 * len(grid) + 0.7) * scale)))
+        _, ax = plt.subplots(figsize=(width, max(0.6 * height, (0.17 * len(grid) + 0.7) * scale)), layout="constrained")
     if grid.empty:
         draw_nothing(ax, "no blocks")
         ax.set_axis_off()

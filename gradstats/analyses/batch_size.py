@@ -434,7 +434,7 @@ def plot_batch_size(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     labels = [" = ".join(shown[name] for name in names) for names, _, _ in lines]
     if ax is None:
         width, height = mpl.rcParams["figure.figsize"]
-        _, ax = plt.subplots(figsize=(width, height + 0.35 + legend_height(labels)))
+        _, ax = plt.subplots(figsize=(width, height + 0.35 + legend_height(labels)), layout="constrained")
     ax.set_xscale("log")
     ax.set_ylim(0.0, 1.0)
     ax.set_xlabel("prompts per batch")

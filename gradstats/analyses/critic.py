@@ -296,7 +296,9 @@ def plot_critic(table: WithFrame | pd.DataFrame) -> list[Axes]:
     require_columns(frame, columns, "draw what critic_quality() gives")
     width, height = mpl.rcParams["figure.figsize"]
     keys = interval_keys(frame, list(_PANELS))
-    _, both = plt.subplots(2, 1, figsize=(width, 1.55 * height + (0.2 if keys else 0.0)), sharex=True)
+    _, both = plt.subplots(
+        2, 1, figsize=(width, 1.55 * height + (0.2 if keys else 0.0)), sharex=True, layout="constrained"
+    )
     axes = [ax for ax in np.ravel(both) if isinstance(ax, plt.Axes)]
     drawn = frame.loc[frame["states"] != "all"].reset_index(drop=True)
     after = drawn["states"].isin(list(_AFTER))

@@ -356,7 +356,9 @@ def plot_variance_curve(table: WithFrame | pd.DataFrame, *, ax: Axes | None = No
     own, keys = ax is None, interval_keys(frame, [value])
     if ax is None:
         width, height = mpl.rcParams["figure.figsize"]
-        _, ax = plt.subplots(figsize=(width, height + legend_height(list(_labels(frame).values()), keys)))
+        _, ax = plt.subplots(
+            figsize=(width, height + legend_height(list(_labels(frame).values()), keys)), layout="constrained"
+        )
     _draw(ax, frame, quantity)
     _draw_parameters(ax, frame)
     plain_ticks(ax, ax.get_yscale() == "log", most=4, vertical=True)
@@ -386,7 +388,12 @@ def plot_variance_curve_panels(table: WithFrame | pd.DataFrame) -> list[Axes]:
     keys = interval_keys(frame, list(_CURVE_PANELS))
     height += legend_height(list(_labels(frame).values()), keys)
     _, grid = plt.subplots(
-        len(_CURVE_PANELS), 1, figsize=(width, height), sharex=True, height_ratios=list(_CURVE_PANELS.values())
+        len(_CURVE_PANELS),
+        1,
+        figsize=(width, height),
+        sharex=True,
+        height_ratios=list(_CURVE_PANELS.values()),
+        layout="constrained",
     )
     for ax, name in zip(grid, _CURVE_PANELS, strict=True):
         plot_variance_curve(frame, ax=ax, value=name)

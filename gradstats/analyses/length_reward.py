@@ -207,7 +207,7 @@ def plot_length_reward(
     frame = as_frame(table)
     require_columns(frame, ["prompt_id", "length", "reward"], "give one row per completion")
     if ax is None:
-        _, ax = plt.subplots()
+        _, ax = plt.subplots(layout="constrained")
     ax.set_xlabel(wrapped_to_axis("length less its prompt's mean (tokens)", 0.8))
     ax.set_ylabel("reward less its prompt's mean")
     if frame.empty:

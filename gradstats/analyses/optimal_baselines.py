@@ -409,9 +409,10 @@ def optimal_baselines(
 def _caption(frame: pd.DataFrame) -> str:
     about = frame.attrs
     return (
-        f"Variance of leave-one-out baselines over that of {about.get('reference')} and over that of the "
-        f"{about.get('best_learned')}; {percent(about.get('confidence_level', np.nan))} intervals hold for all rows at "
-        f"once, over {about.get('n_prompts')} prompts."
+        f"Variance of leave-one-out baselines over that of the oracle, {about.get('reference')}, which knows the "
+        f"measured norms and is no bound, and over that of the {about.get('best_learned')}; "
+        f"{percent(about.get('confidence_level', np.nan))} intervals hold for all rows at once, over "
+        f"{about.get('n_prompts')} prompts."
     )
 
 
@@ -467,8 +468,8 @@ ANALYSIS = Analysis(
     figures=(
         AnalysisFigure(
             "optimal_baselines",
-            "Variance of learned, published and oracle baselines over that of the oracle of measured norms; thin bars "
-            "hold for all rows at once.",
+            "Variance of learned and published baselines over that of the oracle, which knows measured norms and is "
+            "no bound; thin bars hold for all rows at once.",
             partial(plot_variance, value="ratio"),
         ),
     ),

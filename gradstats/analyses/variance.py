@@ -41,7 +41,7 @@ from gradstats.estimators.display_names import uses_own_sample
 from gradstats.estimators.estimator import Weighting, composition_of, unit_of
 from gradstats.measurement.measurement import NO_BLOCK_SKETCHES, Measurement, WeightedGradients, metric_sentence
 from gradstats.plots.names import reference_name
-from gradstats.plots.variance import ShortRows, plot_variance, plot_variance_panels, rows_in_best_set, short_rows
+from gradstats.plots.variance import ShortRows, plot_variance, plot_variance_panels, rows_shown_below, short_rows
 from gradstats.stats.jackknife import interval_columns
 from gradstats.stats.protocols import MeasuredGradients
 from gradstats.stats.variance.best_set import PairwiseDifferences, pairwise_differences
@@ -83,26 +83,21 @@ _BEST_SET = "best set"
 
 
 def _on_bold(frame: pd.DataFrame) -> str:
-    """Say what is bold, as far as the column ``in_best_set`` decides."""
-    if "in_best_set" not in frame or _n_compared(frame) < 2:
+    """Say what is bold, as far as the simultaneous intervals of the relative noise decide, and what is not resolved."""
+    if f"{JUDGED.name}_simultaneous_high" not in frame or _n_compared(frame) < 2:
         return ""
-    heading, judged = JUDGED.heading, frame["in_best_set"].notna().to_numpy()
+    judged = np.isfinite(frame[JUDGED.name].to_numpy(dtype=float))
     if not judged.any():
-        return f"No {heading} is resolved."
-    if not judged.all():
-        known = frame["trace_cov"].notna().to_numpy() if "trace_cov" in frame else np.ones(len(frame), dtype=bool)
-        n = int((known & ~judged).sum())
-        others = "the others have no gradient"
-        if n:
-            others = f"{n} {'row is' if n == 1 else 'rows are'} not resolved and may be lower"
-        return (
-            f"Bold: the best set, which holds the lowest {heading} of the rows that have one at this level (all "
-            f"pairs of these compared); {others}."
-        )
-    compared = _n_compared(frame)
-    rows = "rows" if compared == len(frame) else f"the {compared} estimators of the comparison"
-    best = f"the best set, which holds the lowest {heading} at this level (all pairs of {rows} compared)."
-    return f"Bold: {best}" if rows_in_best_set(frame) else f"No row is of {best}"
+        return f"No {JUDGED.heading} is resolved."
+    corrected = f"corrected for comparing all {_n_compared(frame)} estimators"
+    said = (
+        f"Bold: shown to be below 1, {corrected}."
+        if rows_shown_below(frame)
+        else f"No row is shown to be below 1, {corrected}."
+    )
+    known = frame["trace_cov"].notna().to_numpy() if "trace_cov" in frame else np.ones(len(frame), dtype=bool)
+    n = int((known & ~judged).sum())
+    return f"{said} {n} {'row is' if n == 1 else 'rows are'} not resolved and may be lower." if n else said
 
 
 def _n_compared(frame: pd.DataFrame) -> int:
@@ -192,7 +187,7 @@ class VarianceComparison(RemarkedResult):
 
     question: ClassVar[str] = "variance"
 
-    printed_columns: ClassVar[tuple[str, ...]] = ("estimator", "trace_cov", "ratio", "matched_ratio", "cosine")
+    printed_columns: ClassVar[tuple[str, ...]] = ("estimator", "matched_ratio", "cosine", "trace_cov")
     printed_limits: ClassVar[Mapping[str, Limits]] = {name: quantity.limits for name, quantity in QUANTITIES.items()}
 
     rows: tuple[EstimatorVariance, ...]
@@ -705,14 +700,16 @@ def row_name(row: dict[str, Any]) -> str:
 
 def caption_of_comparison(frame: pd.DataFrame) -> str:
     """Return the caption of the table of a comparison."""
-    about = frame.attrs
+    about, reference = frame.attrs, frame.attrs.get("reference", "the reference")
     n = f" over n = {about['n_prompts']} prompts" if "n_prompts" in about else ""
     # Groups of several sizes share completions: their number says nothing.
     size = (about.get("n_groups"), "groups") if "n_groups" in about else (about.get("n_completions"), "completions")
     groups = f" ({size[0]:,} {size[1]})" if size[0] is not None else ""
     caption = (
-        f"Variance of one prompt group's gradient, {level_of(frame)}intervals{n}{groups}; ratios "
-        f"to {about.get('reference', 'the reference')} are paired."
+        f"Variance of one prompt group's gradient, {level_of(frame)}intervals{n}{groups}; ratios to {reference} are "
+        f"paired. {JUDGED.heading.capitalize()}: variance at equal signal over that of {reference}, which is how many "
+        f"times its samples are needed. Cosine: between an estimator's expected gradient and the "
+        f"{TARGETS[str(about.get('target', 'on_policy'))]} gradient."
     )
     if about.get("target") == "importance":
         caption += (
@@ -731,9 +728,7 @@ def _figure_caption(frame: pd.DataFrame) -> str:
     ]
     if f"{JUDGED.name}_simultaneous_low" in frame:
         parts.append(f"Thin bars: intervals that hold for all {_n_compared(frame)} estimators compared at once.")
-    if "in_best_set" in frame:
-        of_all = frame["in_best_set"].notna().to_numpy().all()
-        parts.append(f"Bold: the best set, which holds the lowest {'' if of_all else 'resolved one '}at this level.")
+        parts.append("Bold: shown to need fewer, by these.")
     if any(uses_own_sample(str(label)) for label in chosen.drawn["estimator"]):
         parts.append("Half-filled markers: the baseline includes the completion itself.")
     if not np.isfinite(chosen.drawn[JUDGED.name].to_numpy(dtype=float)).all():

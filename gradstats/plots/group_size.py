@@ -100,7 +100,7 @@ def plot_group_size(
     if ax is None:
         width, height = mpl.rcParams["figure.figsize"]
         height += legend_height([shown[label] for label in labels], keys) + sentence_height(sentence)
-        _, ax = plt.subplots(figsize=(width, height))
+        _, ax = plt.subplots(figsize=(width, height), layout="constrained")
     scaled = per_completion and quantity.has_unit
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
@@ -173,7 +173,7 @@ def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
     keys = [component.panel_label.replace("\n", " ") for component in VARIANCE_COMPONENTS]
     if ax is None:
         height = 1.15 * rows_height + sentence_height(sentence) + legend_height(keys, signs)
-        _, ax = plt.subplots(figsize=(mpl.rcParams["figure.figsize"][0], height))
+        _, ax = plt.subplots(figsize=(mpl.rcParams["figure.figsize"][0], height), layout="constrained")
     ax.set_xlim(*forest_limits(frame[columns].to_numpy(dtype=float).ravel(), False, 0.0))
     if len(frame):
         draw_landmark(ax, 0.0)

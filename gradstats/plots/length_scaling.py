@@ -83,7 +83,7 @@ def plot_length_scaling(
     import matplotlib.pyplot as plt
 
     if ax is None:
-        _, ax = plt.subplots()
+        _, ax = plt.subplots(layout="constrained")
     if published is not None:
         _draw_published(ax, data.load(published) if isinstance(published, str) else published, confidence_level)
     place, colors = sum(line.get_gid() == "fit" for line in ax.lines), palette()
@@ -210,7 +210,7 @@ def plot_length_bins(
     names, keys = names_in(frame), interval_keys(frame, [value])
     if ax is None:
         width, height = mpl.rcParams["figure.figsize"]
-        _, ax = plt.subplots(figsize=(width, height + legend_height(list(names.values()), keys)))
+        _, ax = plt.subplots(figsize=(width, height + legend_height(list(names.values()), keys)), layout="constrained")
     ax.set_xscale("log")
     ax.set_yscale("log")
     if not np.isfinite(estimates_of(frame, value)).any():

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 #: Entries of the legend.
 NO_INTERVAL = "without interval"
 INTERVAL_ALONE = "interval alone, no estimate"
-OUTSIDE = "estimate beyond the values that are possible"
 # The sign of an estimate without interval, which no estimator has as its marker.
 CROSS = "x"
 CROSS_SIZE = 1.4
@@ -67,8 +66,12 @@ def with_ends(name: str) -> list[str]:
 
 
 def estimates_of(frame: pd.DataFrame, name: str) -> Float[np.ndarray, "rows 3"]:
-    """Return an estimate of each row with the ends of its interval."""
-    return frame[with_ends(name)].to_numpy(dtype=float)
+    """Return an estimate of each row with the ends of its interval.
+
+    An unbiased estimate of what has a range may lie outside its interval, which is cut to that range: it is NaN here.
+    """
+    estimates = frame[with_ends(name)].to_numpy(dtype=float)
+    return np.where(_outside(*estimates.T)[:, None] & [True, False, False], np.nan, estimates)
 
 
 def draw_nothing(ax: Axes, why: str) -> None:
@@ -92,7 +95,7 @@ def _interval_alone(
     return np.isnan(centre) & (np.isfinite(low) | np.isfinite(high))
 
 
-def outside(
+def _outside(
     centre: Float[np.ndarray, " n"], low: Float[np.ndarray, " n"], high: Float[np.ndarray, " n"]
 ) -> Bool[np.ndarray, " n"]:
     """Return which values lie outside their interval by more than rounding: unbiased ones, of what has a range."""
@@ -107,10 +110,8 @@ def interval_keys(frame: pd.DataFrame, names: Sequence[str], *, forest: bool = F
     color = ink()
     signs = [(without_interval, plt.Line2D([], [], color=color, linestyle="none", marker=CROSS, label=NO_INTERVAL))]
     if forest:
-        signs += [
-            (_interval_alone, plt.Line2D([], [], color=color, linestyle=DASHES, marker="|", label=INTERVAL_ALONE)),
-            (outside, plt.Line2D([], [], color=color, linestyle=":", linewidth=stroke(1.0), label=OUTSIDE)),
-        ]
+        alone = plt.Line2D([], [], color=color, linestyle=DASHES, marker="|", label=INTERVAL_ALONE)
+        signs.append((_interval_alone, alone))
     drawn = [estimates_of(frame, name) for name in names if set(with_ends(name)) <= set(frame)]
     return [key for found, key in signs if any(found(*rows.T).any() for rows in drawn)]
 

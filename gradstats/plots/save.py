@@ -69,9 +69,9 @@ def write_sample_size(figure: Figure, text: str) -> None:
 
     Args:
         figure: with all that is drawn; its layout must be constrained.
-        text: such as :func:`sample_size` gives; an empty one changes nothing.
+        text: such as :func:`sample_size` gives; an empty one, or one that is written already, changes nothing.
     """
-    if not text:
+    if not text or figure.get_suptitle():
         return
     font_size = mpl.rcParams["font.size"] * 7.0 / 8.0
     width, height = figure.get_size_inches()

@@ -62,7 +62,7 @@ def plot_shares(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, valu
     keys = interval_keys(frame, [value])
     if ax is None:
         width, height = mpl.rcParams["figure.figsize"]
-        _, ax = plt.subplots(figsize=(width, height + 0.15 + legend_height(labels, keys)))
+        _, ax = plt.subplots(figsize=(width, height + 0.15 + legend_height(labels, keys)), layout="constrained")
     bins = frame[edges].drop_duplicates().to_numpy(dtype=float)
     kinds = variants([name for name, _ in lines])
     for place, ((name, numbers), label, kind) in enumerate(zip(lines, labels, kinds, strict=True)):

@@ -149,7 +149,9 @@ def plot_sweep(
         numbered.append(f"not drawn: not known within a factor of {_FARTHEST:,.0f}")
     labels = [*(names[name] for name in drawn), *(label for label, _ in lines if label), *numbered]
     height = rows * _ROW_INCHES * mpl.rcParams["font.size"] / 8.0 + legend_height(labels, keys)
-    _, grid = plt.subplots(rows, 2, figsize=(mpl.rcParams["figure.figsize"][0], height), squeeze=False)
+    _, grid = plt.subplots(
+        rows, 2, figsize=(mpl.rcParams["figure.figsize"][0], height), squeeze=False, layout="constrained"
+    )
     axes = list(grid.ravel())
     for ax in axes[len(panels) :]:
         ax.set_visible(False)

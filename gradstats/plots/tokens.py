@@ -58,7 +58,9 @@ def plot_token_energy(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
     named = 1 < len(traces) <= _MOST_NAMED
     if ax is None:
         width, height = mpl.rcParams["figure.figsize"]
-        _, ax = plt.subplots(figsize=(width, height + legend_height([name for name, _ in traces] if named else [])))
+        _, ax = plt.subplots(
+            figsize=(width, height + legend_height([name for name, _ in traces] if named else [])), layout="constrained"
+        )
     energies = frame["energy"].to_numpy(dtype=float)
     positive = energies[energies > 0]
     if len(positive) == 0:
@@ -110,7 +112,9 @@ def plot_token_energy_panels(table: WithFrame | pd.DataFrame) -> list[Axes]:
     traces = _traces(frame)[:_MOST_NAMED]
     width = mpl.rcParams["figure.figsize"][0]
     height = (_PANEL * max(len(traces), 1) + _AXIS) * mpl.rcParams["font.size"] / 8.0
-    _, grid = plt.subplots(max(len(traces), 1), 1, figsize=(width, height), sharex=True, sharey=True, squeeze=False)
+    _, grid = plt.subplots(
+        max(len(traces), 1), 1, figsize=(width, height), sharex=True, sharey=True, squeeze=False, layout="constrained"
+    )
     axes = [ax for ax in grid[:, 0] if isinstance(ax, plt.Axes)]
     for ax, (name, rows) in zip(axes, traces or [("", frame)], strict=True):
         rows.attrs = frame.attrs
@@ -149,7 +153,7 @@ def plot_proxy(
     require_columns(frame, [proxy, truth], "give one row per token or completion")
     if ax is None:
         width = mpl.rcParams["figure.figsize"][0]
-        _, ax = plt.subplots(figsize=(width, width * 0.8))
+        _, ax = plt.subplots(figsize=(width, width * 0.8), layout="constrained")
     shown = frame[(frame[proxy] > 0) & (frame[truth] > 0)]
     if shown.empty:
         draw_nothing(ax, "no points")
@@ -223,7 +227,7 @@ def _profile(frame: pd.DataFrame, axis: str, quantity: str, ax: Axes | None) -> 
     keys = interval_keys(frame, [quantity])
     if ax is None:
         width, height = mpl.rcParams["figure.figsize"]
-        _, ax = plt.subplots(figsize=(width, height + (0.2 if keys else 0.0)))
+        _, ax = plt.subplots(figsize=(width, height + (0.2 if keys else 0.0)), layout="constrained")
     known = frame.loc[np.isfinite(frame[quantity].to_numpy(dtype=float))]
     if known.empty:
         draw_nothing(ax, "no completions")

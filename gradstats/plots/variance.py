@@ -42,6 +42,7 @@ from gradstats.plots.names import (
     wrapped_to_axis,
     write_sentence,
 )
+from gradstats.plots.save import sample_size_of, write_sample_size
 from gradstats.plots.style import REMARK, edge, muted, stroke
 from gradstats.stats.variance.best_set import equal_by_construction
 from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in, in_metric, shown_in
@@ -70,6 +71,9 @@ _FINE = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 _MOST_ROWS = 8
 # A star's points leave it smaller than other markers of the same size.
 _STAR = 1.6
+# Of an axis that is stretched near 1: up to this relative distance it is nearly linear, beyond it ever more compressed.
+_STRETCHED = 0.05
+_STRETCHED_TICKS = (0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
 
 
 def forest_height(labels: Sequence[str], rows_each: int = 1) -> float:
@@ -183,8 +187,7 @@ def draw_row(
 ) -> None:
     """Draw a value with its interval; an end that is unknown becomes an arrow, an unknown row a text.
 
-    A value without any interval is a cross, an interval without a value dashed between its ends, and a value outside
-    its interval, as an unbiased one of a bounded quantity may be, is joined to it by dots.
+    A value without any interval is a cross, and an interval without a value is dashed between its ends.
     """
     centre, low, high = estimate
     left, right = ax.get_xlim()
@@ -213,9 +216,6 @@ def draw_row(
         if ends:
             ax.plot(ends, [row] * len(ends), marker="|", linestyle="none", color=color, zorder=3)
         return
-    nearest = float(np.clip(centre, start, stop))
-    if nearest != centre:
-        ax.plot([nearest, centre], [row, row], color=color, linewidth=stroke(1.0), linestyle=":", zorder=2)
     if hollow:
         face = {"markerfacecolor": ax.get_facecolor(), "markeredgecolor": color, "markeredgewidth": stroke(1.0)}
     else:
@@ -281,12 +281,13 @@ def plot_variance(
     reference: str | None = None,
     sort: bool = False,
     short: bool = False,
+    stretched: bool = False,
 ) -> Axes:
-    """Draw one row per estimator with its interval.
+    """Draw one row per estimator with its interval, under the number of prompts and completions.
 
     Where the frame has simultaneous intervals of the value (columns ``…_simultaneous_low`` and ``_high``), they are
-    drawn as a thin bar behind the wide one; beside the relative noise the names of the best set
-    (``in_best_set``) are bold. A row whose value could not be resolved is drawn as the side of its interval that
+    drawn as a thin bar behind the wide one; those of the relative noise decide which names are bold: of rows that are
+    shown to be below the reference. A row whose value could not be resolved is drawn as the side of its interval that
     is known (an arrow), or says so in words; only ``short`` leaves it out. Where the value has a unit, rows in another
     unit than the reference's are left out, and a sentence above the axes names them.
 
@@ -301,6 +302,7 @@ def plot_variance(
         sort: lowest value on top (unresolved rows last) instead of the table's order.
         short: estimators that are equal by construction share a row, at most eight rows are drawn, and a sentence above
             the axes names the rows that are not resolved or not drawn.
+        stretched: stretch the axis of a ratio near 1, so that small differences are seen beside large ones.
 
     Returns:
         The axes.
@@ -331,14 +333,37 @@ def plot_variance(
         frame, sentence = chosen.drawn, " ".join(filter(None, [sentence, chosen.sentence]))
     if sort:
         frame = _sorted_rows(frame, value)
-    keys = interval_keys(frame, [value], forest=True)
+    keys, own = interval_keys(frame, [value], forest=True), None
     if ax is None:
         height = _rows(frame)[1] + sentence_height(sentence) + legend_height([], keys)
-        _, ax = plt.subplots(figsize=(mpl.rcParams["figure.figsize"][0], height))
+        own, ax = plt.subplots(figsize=(mpl.rcParams["figure.figsize"][0], height), layout="constrained")
     _draw_named(ax, frame, quantity, reference)
+    if stretched and quantity.logarithmic and quantity.landmark == 1.0:
+        _stretch(ax)
     write_sentence(ax, sentence)
     legend_below(ax, keys)
+    if own is not None:
+        write_sample_size(own, sample_size_of(frame))
     return ax
+
+
+def _stretch(ax: Axes) -> None:
+    """Make a logarithmic axis of ratios linear near 1 and compress it beyond, with ticks that show so."""
+    import matplotlib.pyplot as plt
+
+    left, right = ax.get_xlim()
+    ax.set_xscale(
+        "function",
+        functions=(
+            lambda ratio: np.arcsinh(np.log(np.maximum(ratio, 1e-9)) / _STRETCHED),
+            lambda place: np.exp(_STRETCHED * np.sinh(place)),
+        ),
+    )
+    ax.set_xlim(left, right)
+    ax.set_xticks([tick for tick in _STRETCHED_TICKS if left <= tick <= right])
+    ax.xaxis.set_minor_locator(plt.NullLocator())
+    ax.xaxis.set_major_formatter(plt.FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.set_xlabel(f"{ax.get_xlabel()}\n(the axis is stretched near 1)")
 
 
 def plot_variance_panels(
@@ -377,10 +402,12 @@ def plot_variance_panels(
     if sort and values and values[0] in frame:
         frame = _sorted_rows(frame, values[0])
     keys, longest = interval_keys(frame, values, forest=True), int(_NARROW_LINE / widening())
+    own = None
     if axes is None:
         height = _rows(frame, longest)[1] + 0.25 + sentence_height(sentence) + legend_height([], keys)
         size, ratios = (mpl.rcParams["figure.figsize"][0], height), [1.6, *[1.0] * (len(values) - 1)]
-        axes = list(plt.subplots(1, len(values), figsize=size, squeeze=False, width_ratios=ratios)[1][0])
+        own, grid = plt.subplots(1, len(values), figsize=size, squeeze=False, width_ratios=ratios, layout="constrained")
+        axes = list(grid[0])
     if len(axes) != len(values):
         raise ValueError(f"axes holds {len(axes)} axes for {len(values)} values: give one for each")
     inches = figure_inches()
@@ -393,19 +420,20 @@ def plot_variance_panels(
         ax.set_xlabel(in_metric(label, frame.attrs) if ax is axes[0] else label, fontsize=size)
         # The first panel is the widest.
         plain_ticks(ax, quantity.logarithmic, most=4 if ax is axes[0] else 2 if inches >= _ONE_TICK else 1)
-    if JUDGED in quantities:
-        _mark_best_set(axes[0], frame)
     for ax in axes[1:]:
         ax.tick_params(which="both", labelleft=False)
     if axes:
         write_sentence(axes[-1], sentence)
         legend_below(axes[0], keys)
+    if own is not None:
+        write_sample_size(own, sample_size_of(frame))
     return list(axes)
 
 
-def rows_in_best_set(frame: pd.DataFrame) -> list[int]:
-    """Return the positions of the rows whose ``in_best_set`` is true; what is missing was not judged."""
-    return np.flatnonzero(frame["in_best_set"].eq(True)).tolist() if "in_best_set" in frame else []
+def rows_shown_below(frame: pd.DataFrame) -> list[int]:
+    """Return the positions of rows whose relative noise is shown to be below 1, corrected for comparing all rows."""
+    end = f"{JUDGED.name}_simultaneous_high"
+    return np.flatnonzero(frame[end].to_numpy(dtype=float) < 1.0 - 1e-9).tolist() if end in frame else []
 
 
 def plot_variance_of_runs(
@@ -418,8 +446,7 @@ def plot_variance_of_runs(
     """Draw the rows of several runs side by side, a panel for each run, with the same axis and one name for each row.
 
     Many estimators fit a page so, where :func:`plot_variance` draws a row for each run below the other. A row that a
-    run does not have says "not measured". Beside the relative noise a name is bold where it is in the best
-    set of every run.
+    run does not have says "not measured". A name is bold where its relative noise is shown to be below 1 in every run.
 
     Args:
         table: as for :func:`plot_variance`, with a column ``run``, whose entries head the panels.
@@ -455,7 +482,7 @@ def plot_variance_of_runs(
         lines += name.count("\n")
         height += 0.25 + _LINE * lines * mpl.rcParams["font.size"] / 8.0
         size = (mpl.rcParams["figure.figsize"][0], height + sentence_height(sentence) + legend_height([], keys))
-        axes = list(plt.subplots(1, len(runs), figsize=size, squeeze=False)[1][0])
+        axes = list(plt.subplots(1, len(runs), figsize=size, squeeze=False, layout="constrained")[1][0])
     if len(axes) != len(runs):
         raise ValueError(f"axes holds {len(axes)} axes for {len(runs)} runs: give one for each")
     for ax, title, panel in zip(axes, titles, panels, strict=True):
@@ -465,8 +492,7 @@ def plot_variance_of_runs(
         plain_ticks(ax, quantity.logarithmic, most=max(1, min(5, longest_title(len(runs)) // _TICK)))
         ax.set_xlabel(name)
     if quantity is JUDGED:
-        best = [set(rows_in_best_set(panel)) for panel in panels if "in_best_set" in panel]
-        for row in set.intersection(*best) if best else ():
+        for row in set.intersection(*(set(rows_shown_below(panel)) for panel in panels)) if panels else ():
             axes[0].get_yticklabels()[row].set_fontweight("bold")
     for ax in axes[1:]:
         ax.tick_params(which="both", labelleft=False)
@@ -574,7 +600,9 @@ def _draw_named(
     else:
         set_rows(ax, labels, places)
     if quantity is JUDGED:
-        _mark_best_set(ax, frame)
+        labels = ax.get_yticklabels(minor=bool(letters))
+        for row in rows_shown_below(frame):
+            labels[row].set_fontweight("bold")
     if frame.empty:
         draw_nothing(ax, "no estimators")
     ax.set_xlabel(_axis_name(frame, quantity, reference, PANEL_SHARE))
@@ -627,7 +655,7 @@ def _limits(frame: pd.DataFrame, quantity: Quantity) -> tuple[float, float]:
     """Return the ends of an axis that shows all rows with a value."""
     estimates, together = estimates_of(frame, quantity.name), _simultaneous(frame, quantity)
     # A row of which one end is known runs off the axis; it does not stretch it, unless there is no other.
-    resolved = ~np.isnan(estimates[:, 0])
+    resolved = frame[quantity.name].notna().to_numpy()
     framing = resolved if resolved.any() else np.ones(len(frame), dtype=bool)
     shown = np.concatenate([estimates[framing].ravel(), together[framing].ravel()])
     return forest_limits(shown, quantity.logarithmic, quantity.landmark)
@@ -637,13 +665,6 @@ def _simultaneous(frame: pd.DataFrame, quantity: Quantity) -> np.ndarray:
     """Return the ends that hold for all rows together, (rows, 2); NaN where the frame has none."""
     ends = [f"{quantity.name}_simultaneous_{end}" for end in ("low", "high")]
     return frame[ends].to_numpy(dtype=float) if set(ends) <= set(frame) else np.full((len(frame), 2), np.nan)
-
-
-def _mark_best_set(ax: Axes, frame: pd.DataFrame) -> None:
-    if "in_best_set" in frame:
-        labels = ax.get_yticklabels(minor=bool(len(ax.get_yticks(minor=True))))
-        for row in rows_in_best_set(frame):
-            labels[row].set_fontweight("bold")
 
 
 def _axis_name(frame: pd.DataFrame, quantity: Quantity, reference: str | None, share: float) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, cast
 
+import numpy as np
 import pandas as pd
 
 from gradstats.analyses.alpha import ANALYSIS as ALPHA
@@ -24,7 +25,7 @@ from gradstats.estimators.display_names import GREEK, distinct_names, in_words
 from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.estimators.recipes.trainers import of_trainer
 from gradstats.plots.names import LABELS
-from gradstats.plots.variance import rows_in_best_set
+from gradstats.plots.variance import rows_shown_below
 from gradstats.report.tables import Table
 from gradstats.stats.length_scaling.alpha import LengthScalingFit
 from gradstats.stats.variance.best_set import EQUAL, equal_by_construction
@@ -83,8 +84,7 @@ def variance_table(
 ) -> Table:
     """Return the variance of estimators, one row each, in the comparison's order, named in words as in figures.
 
-    The best set is bold: the estimators that may have the lowest relative noise, as the comparison decides pair by pair
-    (its column ``in_best_set``).
+    Bold is a relative noise that is shown to be below that of the reference, corrected for comparing all rows.
 
     Args:
         comparison: a :class:`gradstats.analyses.VarianceComparison` or its frame.
@@ -130,7 +130,7 @@ def table_of(
     sentences = {shown: declares[name].sentence(frame) for name, shown in headings.items() if name in declares}
     sentences = {shown: sentence for shown, sentence in sentences.items() if sentence}
     # Bold only where the caption says of what: a single estimator is compared with none.
-    bold = rows_in_best_set(frame) if _BEST in declares and headings.get(JUDGED.name) in sentences else []
+    bold = rows_shown_below(frame) if _BEST in declares and headings.get(JUDGED.name) in sentences else []
     return Table(
         caption=" ".join(filter(None, [declared.caption(named), *dict.fromkeys(sentences.values())])),
         heading=heading if isinstance(heading, str) else heading(named),
@@ -142,6 +142,26 @@ def table_of(
         names=headings,
         first=tuple(headings[name] for name in (*short, *_NARROW_FIRST) if name in headings),
         about=sentences,
+    )
+
+
+def equal_rows_once(table: Table) -> Table:
+    """Return a table of estimators in which those that are equal by construction share a row, by all their names.
+
+    All of their cells are equal; the numbers in full keep a row for each.
+    """
+    cells = np.array([list(column) for column in table.columns.values()], dtype=float)
+    groups = equal_by_construction(cells.transpose(1, 0, 2).reshape(len(table.rows), -1).tolist())
+    # Of what has no numbers no one knows whether it is equal.
+    groups = sorted(
+        part for group in groups for part in ([group] if np.isfinite(cells[:, group]).any() else [[at] for at in group])
+    )
+    places = {group[0]: row for row, group in enumerate(groups)}
+    return replace(
+        table,
+        rows=tuple(" = ".join(table.rows[at] for at in group) for group in groups),
+        columns={name: [column[at] for at in places] for name, column in table.columns.items()},
+        bold=frozenset((places[row], at) for row, at in table.bold if row in places),
     )
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from gradstats.analyses.printed import triples_of
 from gradstats.estimators.display_names import distinct_names, in_words
-from gradstats.plots.variance import rows_in_best_set
+from gradstats.plots.variance import rows_shown_below
 from gradstats.report.columns import INDEX
 from gradstats.report.figures import first_figure_as_svg
 from gradstats.report.glossary import meaning_of
@@ -117,7 +117,7 @@ def _compared(named: Mapping[str, SavedResults], quantity: str) -> dict[str, str
         labels = [str(label) for label in frame["estimator"]]
         cells = triples_of(frame, quantity, limits_of(quantity))
         columns[name] = [cells[labels.index(label)] if label in labels else "" for label in estimators]
-        best = rows_in_best_set(frame) if quantity == JUDGED.name else []
+        best = rows_shown_below(frame) if quantity == JUDGED.name else []
         bold |= {(estimators.index(labels[row]), at) for row in best if labels.index(labels[row]) == row}
     rows = tuple(distinct_names(estimators, chosen).values())
     table = Table("", "estimator", rows, columns, pd.DataFrame(), frozenset(bold))

@@ -64,8 +64,8 @@ TERMS: dict[str, str] = {
         "checkpoint, another temperature, a server in lower precision."
     ),
     "oracle": (
-        "An estimator that uses what training does not know, such as gradient norms; it shows what could be gained "
-        "at most."
+        "An estimator that uses what training does not know, such as the norms of the gradients that it is compared "
+        "on. It is no bound: other baselines may be less noisy."
     ),
     "own-sample": (
         "A baseline that includes the reward of the completion that it is subtracted from. It shrinks the gradient, "

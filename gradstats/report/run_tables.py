@@ -16,7 +16,7 @@ from gradstats.analyses.variance import COMPARED_ROWS
 from gradstats.answers import Answer
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.sections import FiguresSection
-from gradstats.report.analysis_tables import alpha_table, frame_in_words, table_of, variance_table
+from gradstats.report.analysis_tables import alpha_table, equal_rows_once, frame_in_words, table_of, variance_table
 from gradstats.report.figures import OR, chosen_rows, stacked
 from gradstats.report.latex import Layout
 from gradstats.report.saved_results import ENDS, SavedResults, completion_means
@@ -48,8 +48,10 @@ def run_tables(
                 if by_value:
                     frame = frame.sort_values(JUDGED.name, kind="stable", ignore_index=True)
                 frame.attrs[COMPARED_ROWS] = answer.frame["estimator"].nunique()
+            table = table_of(declared, frame)
+            table = equal_rows_once(table) if declared.name == "variance" else table
             # Of a question that was asked several times each file has a table of its own.
-            tables[file] = replace(table_of(declared, frame), label=f"tab:{file.replace('_', '-')}")
+            tables[file] = replace(table, label=f"tab:{file.replace('_', '-')}")
     return tables
 
 
@@ -174,7 +176,11 @@ def _compared_table(frame: pd.DataFrame, levels: str) -> Table:
     shown = [name for name in shown_in("paper") if name != "trace_cov" or OR not in str(frame.attrs.get("metric"))]
     table = variance_table(frame, columns=shown)
     rows = tuple(f"{name}, {run}" for name, run in zip(named["estimator"], frame["run"], strict=True))
-    bold = {JUDGED.heading: "Bold: the best set of each run, of its resolved rows."} if table.bold else {}
+    bold = (
+        {JUDGED.heading: "Bold: shown to be below 1, corrected for comparing all rows of the run."}
+        if table.bold
+        else {}
+    )
     caption = (
         f"Variance of one prompt group's gradient in each run, {levels} intervals over its prompts; ratios to "
         f"{named.attrs.get('reference', 'the reference')} are those of the same run. No interval compares two runs."

@@ -18,7 +18,7 @@ import gradstats as gs
 from gradstats.analyses import variance_by_length, variance_by_success
 from gradstats.analyses.variance import compare
 from gradstats.estimators import Batch
-from gradstats.plots.variance import rows_in_best_set
+from gradstats.plots.variance import rows_shown_below
 from gradstats.stats.jackknife import mean_statistic
 from gradstats.stats.variance.best_set import pairwise_differences
 from gradstats.stats.variance.quantities import (
@@ -116,7 +116,7 @@ def test_a_row_without_a_gradient_has_neither_verdict_nor_prompt():
     equal = batch.with_fields(rewards=np.ones(80))
     frame = quiet_compare(equal, ["rloo", "reinforce"], scores, reference="reinforce").to_frame()
     assert frame["in_best_set"].tolist() == [None, True]
-    assert rows_in_best_set(frame) == rows_in_best_set(pd.read_csv(StringIO(frame.to_csv()))) == [1]
+    assert rows_shown_below(frame) == rows_shown_below(pd.read_csv(StringIO(frame.to_csv()))) == []
     assert frame["most_influential_prompt"].isna().tolist() == [True, False]
     assert np.isnan(frame["n_effective_prompts"].iloc[0])
     assert np.isnan(frame["ratio_simultaneous_low"].iloc[0])
@@ -162,13 +162,14 @@ def test_only_one_estimator_may_be_alone_in_the_best_set(estimators, options, lo
     batch, scores = problem(noise=0.1 if "n_resamples" in options else 1.0)
     comparison = quiet_compare(batch, estimators, scores, **options)
     frame = comparison.to_frame()
-    best = frame["estimator"][rows_in_best_set(frame)].tolist()
+    best = frame["estimator"][frame["in_best_set"].eq(True)].tolist()
     assert (best == [lowest_alone]) is (lowest_alone is not None)
 
 
-def test_a_row_that_was_not_judged_is_not_in_the_best_set():
-    frame = pd.DataFrame({"estimator": ["rloo", "mine", "other"], "in_best_set": [True, None, np.nan]})
-    assert rows_in_best_set(frame) == [0]
+def test_a_row_is_shown_below_by_its_simultaneous_interval_alone():
+    frame = pd.DataFrame({"matched_ratio_simultaneous_high": [1.0 - 1e-12, 0.99, 1.01, np.nan]})
+    assert rows_shown_below(frame) == [1]
+    assert rows_shown_below(pd.DataFrame({"matched_ratio_high": [0.9]})) == []
 
 
 LABELS = ["group_mean", "rloo", "norm_weighted(loo=True)"]

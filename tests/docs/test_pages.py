@@ -115,14 +115,14 @@ def test_the_first_lines_run(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     mpl.use("Agg")
     code = first_python(TEXT_OF_README)
-    assert "n=48)" in code
+    assert "n=96)" in code
     names: dict[str, object] = {}
-    exec(code.replace("n=48)", "n=6)"), names)
+    exec(code.replace("n=96)", "n=6)"), names)
     plt.close("all")
     printed = capsys.readouterr().out
     assert "alpha" in printed
     assert sorted(path.name for path in tmp_path.iterdir()) == ["variance.pdf", "variance.png"]
-    assert list(names["table"].to_frame()["estimator"])[:3] == ["reinforce", "rloo", "grpo"]
+    assert list(names["table"].to_frame()["estimator"])[:3] == ["reinforce", "rloo", "recipe:grpo"]
 
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -16,6 +16,7 @@ import gradstats as gs
 from gradstats.analyses import registry
 from gradstats.cli.commands import COMMANDS
 from gradstats.report.columns import INDEX
+from gradstats.report.glossary import TERMS
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -50,7 +51,8 @@ def test_the_help_of_every_command_is_printed(pages):
 
 def test_every_column_is_listed_with_its_file(pages):
     page = pages.quantities_page()
-    tables = page.split("## ")[1:]
+    *tables, terms = page.split("## ")[1:]
+    assert all(f"**{term}.** {meaning}" in terms for term, meaning in TERMS.items())
     assert [table.split("\n")[0] for table in tables] == list(INDEX)
     for text, columns in zip(tables, INDEX.values(), strict=True):
         for column in columns:

@@ -12,12 +12,12 @@ from matplotlib.lines import Line2D
 from gradstats.plots.marks import (
     INTERVAL_ALONE,
     NO_INTERVAL,
-    OUTSIDE,
     ROW,
     SPACE,
     as_frame,
     draw_intervals,
     draw_nothing,
+    estimates_of,
     interval_keys,
     legend_below,
     legend_columns,
@@ -94,9 +94,9 @@ def frame_of(rows):
     [
         ([0, 2, 3], True, []),
         ([0, 1], False, [NO_INTERVAL]),
-        ([4, 5], False, []),
+        ([4], False, []),
         ([6], True, [INTERVAL_ALONE]),
-        ([1, 4, 5], True, [NO_INTERVAL, INTERVAL_ALONE, OUTSIDE]),
+        ([1, 5], True, [NO_INTERVAL, INTERVAL_ALONE]),
     ],
 )
 def test_the_legend_has_the_signs_that_occur(chosen, forest, labels):
@@ -105,8 +105,9 @@ def test_the_legend_has_the_signs_that_occur(chosen, forest, labels):
     assert [key.get_label() for key in keys] == labels
 
 
-def test_equal_up_to_rounding_is_not_outside():
-    assert interval_keys(frame_of([[1.0, 1.0, 1.0 - 1e-15]]), ["x"], forest=True) == []
+def test_a_value_outside_of_its_interval_is_not_drawn_unless_by_rounding():
+    found = estimates_of(frame_of([[1.2, 0.0, 1.0], [-0.1, 0.0, 1.0], [1.0, 1.0, 1.0 - 1e-15], [1.0, NAN, NAN]]), "x")
+    np.testing.assert_array_equal(found[:, 0], [NAN, NAN, 1.0, 1.0])
 
 
 def test_lines_span_known_ends_and_arrows_and_crosses_stand_for_the_others():

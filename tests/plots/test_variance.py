@@ -64,15 +64,12 @@ def test_an_interval_without_an_end_runs_off_the_axis_with_an_arrow(estimate, ma
     assert tuple(next(line for line in ax.lines if line.get_marker() == "None").get_xdata()) == interval
 
 
-def test_a_value_without_interval_is_a_cross_and_one_outside_of_it_is_joined_to_it():
+def test_a_value_without_interval_is_a_cross_and_an_interval_without_value_is_dashed():
     _, ax = plt.subplots()
     ax.set_xlim(0.0, 1.0)
     draw_row(ax, 0.0, (0.5, NAN, NAN), "k", "o")
     (bare,) = ax.lines
     assert (bare.get_marker(), bare.get_linestyle()) == ("x", "None")
-    draw_row(ax, 1.0, (0.9, 0.2, 0.7), "k", "o")
-    (dots,) = [line for line in ax.lines if line.get_linestyle() == ":"]
-    assert tuple(dots.get_xdata()) == (0.7, 0.9)
     draw_row(ax, 2.0, (NAN, 0.2, 0.4), "k", "o")
     assert ax.lines[-2].get_linestyle() == "--"
 
@@ -213,14 +210,18 @@ def test_at_matched_signal_unless_asked_otherwise():
 
 
 def with_verdict(n=4):
-    """A table with simultaneous intervals and a best set; the last row was not judged, the third is a ray."""
+    """A table with simultaneous intervals, the first below 1; the last row was not judged, the third is a ray."""
     frame = table(n)
     frame["matched_ratio_simultaneous_low"] = 0.7 * frame["matched_ratio"]
     frame["matched_ratio_simultaneous_high"] = 1.5 * frame["matched_ratio"]
     frame.loc[2, ["matched_ratio", "matched_ratio_high"]] = [np.nan, np.inf]
     frame.loc[2, "matched_ratio_simultaneous_high"] = np.inf
     frame.loc[3, "matched_ratio_simultaneous_low"] = frame.loc[3, "matched_ratio_simultaneous_high"] = np.nan
-    frame["in_best_set"] = [True, False, False, None]
+    frame.loc[0, ["matched_ratio", "matched_ratio_simultaneous_low", "matched_ratio_simultaneous_high"]] = [
+        0.8,
+        0.7,
+        0.9,
+    ]
     return frame
 
 
@@ -241,7 +242,7 @@ def test_single_and_simultaneous_intervals_are_bars_of_two_widths():
     assert right > ends[:2].max()
 
 
-def test_the_best_set_is_bold_where_it_is_judged():
+def test_a_row_is_bold_where_it_is_shown_to_be_below_the_reference():
     frame = with_verdict()
     for ax in (plot_variance(frame), plot_variance_panels(frame, sort=False)[0]):
         assert [label.get_fontweight() == "bold" for label in ax.get_yticklabels()] == [True, False, False, False]
@@ -320,6 +321,16 @@ def test_sorting_puts_unresolved_rows_last():
     assert ax.get_yticklabels()[-1].get_text() == words(frame)[0]
 
 
+BELOW = {"matched_ratio": 0.8, "matched_ratio_low": 0.7, "matched_ratio_high": 0.9} | {
+    f"matched_ratio_simultaneous_{end}": at for end, at in (("low", 0.6), ("high", 0.95))
+}
+
+
+def with_ends(highs):
+    """The rows of two runs with simultaneous intervals of these upper ends."""
+    return two_runs().assign(matched_ratio_simultaneous_low=0.5, matched_ratio_simultaneous_high=highs)
+
+
 def two_runs():
     frame = pd.concat([table(3).assign(run="on-policy"), table(3).assign(run="stale")], ignore_index=True)
     return frame.sort_values("estimator", kind="stable", ignore_index=True)
@@ -327,16 +338,14 @@ def two_runs():
 
 def test_an_estimator_of_one_run_only_keeps_its_letter():
     rows = [("rloo", "one"), ("rloo", "two"), ("grpo", "two")]
-    frame = pd.DataFrame(rows, columns=["estimator", "run"]).assign(
-        matched_ratio=1.0, matched_ratio_low=0.9, matched_ratio_high=1.1, in_best_set=True
-    )
+    frame = pd.DataFrame(rows, columns=["estimator", "run"]).assign(**BELOW)
     ax = plot_variance(frame)
     assert [label.get_text() for label in ax.get_yticklabels(minor=True)] == ["a", "b", "b"]
     assert [label.get_fontweight() for label in ax.get_yticklabels(minor=True)] == ["bold"] * 3
 
 
 def test_rows_of_several_runs_share_a_name_and_have_a_letter_each():
-    frame = two_runs().assign(in_best_set=[True, False, False, False, False, True])
+    frame = with_ends([0.9, *[1.1] * 4, 0.9])
     axes = plot_variance_panels(frame, sort=False)
     for ax in (plot_variance(frame), axes[0]):
         names = [label.get_text() for label in ax.get_yticklabels()]
@@ -349,7 +358,7 @@ def test_rows_of_several_runs_share_a_name_and_have_a_letter_each():
 
 
 def test_runs_side_by_side_share_names_and_axis():
-    frame = two_runs().assign(in_best_set=[True, True, False, False, False, True], kept_share=1.0)
+    frame = with_ends([0.9, 0.9, *[1.1] * 3, 0.9]).assign(kept_share=1.0)
     frame.loc[frame["run"] == "stale", "matched_ratio_high"] *= 9.0
     frame = frame.drop(index=3)  # "reinforce" of the stale run
     first, second = plot_variance_of_runs(frame)

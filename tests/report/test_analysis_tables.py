@@ -225,46 +225,41 @@ def bold_rows(table):
     return [line for line in table.to_latex().splitlines() if "textbf" in line]
 
 
-def test_the_best_set_is_bold_as_the_comparison_gives_it():
-    table = frame_for_variance_table([1.0, 1.3, 0.9], [1.0, 1.1, 0.8], [1.0, 1.5, 1.1]).assign(
-        in_best_set=[True, False, True]
-    )
-    found = variance_table(table)
-    assert [line.split(" &")[0] for line in bold_rows(found)] == ["RLOO", "mine"]
-    assert "best set, which holds the lowest" in found.caption
-    assert "not judged" not in found.caption
+def corrected(highs, values=(1.0, 1.3, 0.9)):
+    """A table of three rows with simultaneous intervals of these upper ends; the first is the reference."""
+    table = frame_for_variance_table(list(values), [1.0, 1.1, 0.8], [1.0, 1.5, 1.1])
+    return table.assign(matched_ratio_simultaneous_low=[1.0, 1.05, 0.75], matched_ratio_simultaneous_high=highs)
 
 
-def test_an_estimator_that_is_compared_with_none_is_not_the_best():
-    sizes = frame_for_variance_table([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0])
-    found = variance_table(sizes.assign(in_best_set=True, estimator="rloo", group_size=[2, 4, 8]))
+@pytest.mark.parametrize(
+    ("highs", "values", "bold", "said"),
+    [
+        ([1.0, 1.6, 0.98], (1.0, 1.3, 0.9), ["mine"], "Bold: shown to be below 1, corrected for comparing all 3"),
+        ([1.0, 1.6, 1.15], (1.0, 1.3, 0.9), [], "No row is shown to be below 1, corrected for comparing all 3"),
+        ([1.0, 1.6, np.nan], (1.0, 1.3, np.nan), [], "3 estimators. 1 row is not resolved and may be lower."),
+    ],
+)
+def test_what_is_shown_to_be_below_the_reference_is_bold(highs, values, bold, said):
+    found = variance_table(corrected(highs, values).assign(trace_cov=1.0))
+    assert [line.split(" &")[0] for line in bold_rows(found)] == bold
+    assert said in found.caption
+
+
+def test_an_estimator_that_is_compared_with_none_is_not_judged():
+    found = variance_table(corrected([0.9] * 3).assign(estimator="rloo", group_size=[2, 4, 8]))
     assert not bold_rows(found)
-    assert "best set" not in found.caption
-
-
-def test_rows_that_are_not_judged_are_not_claimed_to_be_higher():
-    table = frame_for_variance_table([1.0, 1.3, np.nan], [1.0, 1.1, 0.0], [1.0, 1.5, np.inf]).assign(
-        in_best_set=[True, False, None], trace_cov=[1.0, 2.0, 3.0]
-    )
-    assert "of the rows that have one at this level" in variance_table(table).caption
-    assert "; 1 row is not resolved and may be lower." in variance_table(table).caption
-    silent = table.assign(trace_cov=[1.0, 2.0, np.nan])
-    assert "; the others have no gradient." in variance_table(silent).caption
+    assert "below 1" not in found.caption
 
 
 def test_matched_ratios_that_hold_together_have_a_column():
-    table = frame_for_variance_table([1.0, 1.3, 0.9], [1.0, 1.1, 0.8], [1.0, 1.5, 1.1]).assign(
-        in_best_set=[True, False, True]
-    )
-    table["matched_ratio_simultaneous_low"] = [1.0, 1.05, 0.75]
-    table["matched_ratio_simultaneous_high"] = [1.0, 1.6, 1.15]
+    table = corrected([1.0, 1.6, 0.98])
     found = variance_table(table)
     headings, texts = found.cells("plain")
     assert headings.index("relative noise of all rows") == headings.index("relative noise") + 1
     column = headings.index("relative noise of all rows")
-    assert [row[column] for row in texts] == ["1", "[1.05, 1.60]", "[0.75, 1.15]"]
+    assert [row[column] for row in texts] == ["1", "[1.05, 1.60]", "[0.75, 0.98]"]
     assert "Relative noise of all rows: between these ends all 3 estimators compared lie at once." in found.caption
-    assert [line.count("textbf") for line in bold_rows(found)] == [1, 1]
+    assert [line.count("textbf") for line in bold_rows(found)] == [1]
 
 
 def test_a_column_that_is_asked_for_must_be_there():
@@ -291,12 +286,8 @@ def test_estimators_have_the_names_of_figures_and_the_csv_their_labels(tmp_path)
     assert "ratios to leave one out" in chosen.caption
 
 
-def test_a_caption_says_where_the_lowest_is_not_among_the_rows():
-    table = frame_for_variance_table([1.0, 1.3, 0.9], [1.0, 1.1, 0.8], [1.0, 1.5, 1.1]).assign(
-        in_best_set=[False, False, True]
-    )
+def test_a_caption_counts_the_rows_that_are_compared_and_not_listed():
+    table = corrected([1.0, 1.6, 0.98])
     some = table.iloc[:2].copy()
     some.attrs = table.attrs | {COMPARED_ROWS: 3}
-    assert "No row is of the best set, " in variance_table(some).caption
-    assert "(all pairs of the 3 estimators of the comparison compared)" in variance_table(some).caption
-    assert bold_rows(variance_table(some)) == []
+    assert "No row is shown to be below 1, corrected for comparing all 3 estimators." in variance_table(some).caption

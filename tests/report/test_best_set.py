@@ -36,7 +36,7 @@ def test_the_best_is_in_the_set_or_among_those_that_are_said_not_to_be_judged():
         if (n := int(inside.isna().sum())) and inside["grpo"] is None:
             unjudged += 1
             rows = "1 row is" if n == 1 else f"{n} rows are"
-            assert f"{rows} not resolved and may be lower." in variance_table(answer.frame).caption
+            assert f" {rows} not resolved and may be lower." in variance_table(answer.frame).caption
             said = sentence_of(answer)
             assert f"{rows} not resolved" in said
             assert "No estimator is shown to beat" not in said

@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-from programs import program
-
 from gradstats.report.glossary import TERMS
 
 DOCS = Path(__file__).parents[2] / "docs"
-
-
-def test_the_page_is_up_to_date():
-    module = program("docs/terms_page.py")
-    page = module.PAGE.read_text(encoding="utf-8")
-    assert module.render(page) == page, "run: python docs/terms_page.py"
-    with pytest.raises(ValueError, match="one pair of markers for the terms, found 0"):
-        module.render("# No markers\n")
 
 
 def test_the_terms_are_in_order_and_whole_sentences():

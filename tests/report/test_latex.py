@@ -46,9 +46,8 @@ def comparison(reference="rloo"):
         frame[f"{column}_high"] = [1.0, 1.596, 0.0002234, 520.6]
     frame["trace_cov"] *= 1e7
     frame["matched_ratio_simultaneous_low"] = [1.0, 1.05, -0.001, -123.4]
-    frame["matched_ratio_simultaneous_high"] = [1.0, 1.6, 0.1, 1234.5]
+    frame["matched_ratio_simultaneous_high"] = [1.0, 0.9, 1.1, 1234.5]
     frame["cosine"] = [1.0, 0.79, np.nan, np.nan]
-    frame["in_best_set"] = [True, True, False, True]
     about = {"reference": reference, "confidence_level": 0.95, "n_prompts": 96, "n_groups": 192}
     frame.attrs |= about | {"prompts_per_batch": 128, "target": "importance", "effective_sample_size": 1843.4}
     return frame

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from saved_runs import ESTIMATORS, forget, save_answer, save_run, saved_answer
+from saved_runs import ESTIMATORS, change_frame, forget, save_answer, save_run, saved_answer
 
 from gradstats.analyses import registry
 from gradstats.analyses.declaration import Analysis, Column
@@ -151,20 +151,38 @@ def test_every_run_has_a_row_with_its_own_numbers(runs, tmp_path):
     assert "with 95% intervals" in table.caption
 
 
-def test_estimators_stand_together_run_by_run_with_the_best_set_of_each(runs):
+def test_estimators_stand_together_run_by_run_and_are_bold_where_shown_to_be_below(runs):
     table = several_tables(runs, FiguresSection(estimators=[ESTIMATORS[1], ESTIMATORS[0]]))["variance"]
     assert table.rows == ("REINFORCE, one", "REINFORCE, two", "RLOO, one", "RLOO, two")
     assert table.source["estimator"].tolist() == [ESTIMATORS[1]] * 2 + [ESTIMATORS[0]] * 2
     assert [value for value, _, _ in table.columns["ratio to RLOO"]] == [1.3, 1.3, 1.0, 1.0]
     assert table.bold == frozenset()
     for run in runs.values():
-        run.variance["in_best_set"] = [True, False, True, None]
+        run.variance["matched_ratio_simultaneous_low"] = 0.5
+        run.variance["matched_ratio_simultaneous_high"] = [1.0, 1.2, 0.9, math.nan]
     best = several_tables(runs, FiguresSection())["variance"]
     assert sorted(best.rows[row] for row, _ in best.bold) == [
-        "RLOO, one", "RLOO, two", "length-weighted, α = 0.8, leave-one-out, one",
+        "length-weighted, α = 0.8, leave-one-out, one",
         "length-weighted, α = 0.8, leave-one-out, two",
     ]  # fmt: skip
-    assert best.caption.endswith("No interval compares two runs. Bold: the best set of each run, of its resolved rows.")
+    assert best.caption.endswith(
+        "No interval compares two runs. Bold: shown to be below 1, corrected for comparing all rows of the run."
+    )
+
+
+def test_estimators_that_are_equal_by_construction_share_a_row(tmp_path):
+    def doubled(frame):
+        kept = frame[frame["estimator"].isin(ESTIMATORS[:2])]
+        again = kept[:1].assign(estimator="recipe:cispo")
+        unknown = kept[:1].assign(estimator="gae").assign(**dict.fromkeys(kept.select_dtypes("number"), math.nan))
+        return pd.concat([kept, again, unknown, unknown.assign(estimator="recipe:ppo")], ignore_index=True)
+
+    folder = save_run(tmp_path / "run")
+    change_frame(folder, "variance", doubled)
+    table = run_tables(read_results(folder).answers, "run", FiguresSection())["variance"]
+    assert table.rows == ("RLOO = CISPO", "REINFORCE", "GAE", "PPO")
+    assert {len(column) for column in table.columns.values()} == {4}
+    assert len(table.source) == 5
 
 
 def test_runs_of_an_estimator_are_sorted_by_value_where_asked(runs):
