@@ -24,6 +24,7 @@ import numpy as np
 import pandas as pd
 import tyro
 from jaxtyping import Float, Int
+from safetensors.numpy import load_file
 
 from gradstats import estimators
 from gradstats.analyses.batch_size import batch_size
@@ -36,6 +37,7 @@ from gradstats.system.files import write_csv
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "figures" / "statistics" / "coverage_heavy_tails.csv"
 BLOCKS = ROOT / "build" / "coverage"
+MEASURED = ROOT / "benchmarks" / "data" / "heavy_tailed_population.safetensors"
 #: Rows whose batches are dealt.
 BATCH_LEVEL = ("batch_mean", "james_stein", "constant(b=optimal)")
 LOCAL = ("rloo", "reinforce", "grpo", "token_mean", "length_weighted(alpha=0.8, loo=True)", "recipe:grpo")
@@ -67,7 +69,7 @@ def truth_of(means: dict[str, Float[np.ndarray, " d"]], squares: dict[str, float
     for name, mean in means.items():
         known = estimators.get(name).expected_scale(PER_PROMPT)
         scale = float(mean @ unbiased / (unbiased @ unbiased)) if known is None else known
-        bias_sq = float(((mean - unbiased) ** 2).sum())
+        bias_sq, turned = (float(((one - unbiased) ** 2).sum()) for one in (mean, mean / scale))
         values = {
             "trace_cov": traces[name],
             "ratio": traces[name] / traces["rloo"],
@@ -75,6 +77,7 @@ def truth_of(means: dict[str, Float[np.ndarray, " d"]], squares: dict[str, float
             "critical_batch": traces[name] / scale**2 / (unbiased @ unbiased),
             "cosine": mean @ unbiased / np.sqrt((mean @ mean) * (unbiased @ unbiased)),
             "bias_share": bias_sq / (bias_sq + traces[name] / 128),
+            "matched_bias_share": turned / (turned + traces[name] / scale**2 / 128),
         }
         found |= {(name, quantity): float(value) for quantity, value in values.items()}
     return found
@@ -226,10 +229,15 @@ def lognormal_population(sd: float, shared: float = 0.0) -> Finite:
     return Finite(name, rewards, lengths, directions * np.exp(0.5 * log_sq)[:, None])
 
 
+def heavy_tailed_population() -> tuple[Batch, Float[np.ndarray, "n n"]]:
+    """The completions of benchmarks/data, with the inner products of their scores, few of which hold most of Σ‖S‖²."""
+    arrays = load_file(MEASURED)
+    gram = arrays["gram"].astype(np.float64)
+    return Batch(arrays["rewards"], arrays["lengths"], arrays["groups"], sq_norms=np.diag(gram)), gram
+
+
 def measured_population() -> Finite:
     """The 96 prompts of benchmarks/data, as vectors with their Gram matrix."""
-    from coverage import heavy_tailed_population
-
     batch, gram = heavy_tailed_population()
     values, vectors = np.linalg.eigh(gram)
     scores = vectors * np.sqrt(np.maximum(values, 0.0))

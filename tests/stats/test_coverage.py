@@ -32,7 +32,7 @@ def band_of(replications):
 
 
 def test_the_heavy_tailed_population_is_what_its_description_says():
-    batch, gram = simulation.heavy_tailed_population()
+    batch, gram = heavy_tails.heavy_tailed_population()
     assert batch.sq_norms.sum() ** 2 / np.sum(batch.sq_norms**2) == pytest.approx(29.5, abs=0.05)
     assert np.log(batch.sq_norms).std() == pytest.approx(2.03, abs=0.005)
     np.testing.assert_array_equal(batch.group_sizes, np.full(96, 8))
@@ -248,21 +248,31 @@ def test_a_simulation_gives_a_row_for_each_interval():
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(("sd", "signal", "bounded"), [(0.1, 4.0, (0.95, 1.0)), (1.5, 30.0, (0.0, 0.05))])
+@pytest.mark.parametrize(
+    ("population", "names", "end", "bounded"),
+    [
+        (lambda: heavy_tails.Difficulty(0.1, 4.0), ("trace_cov", "matched_ratio"), "high", (0.95, 1.0)),
+        (lambda: heavy_tails.Difficulty(1.5, 30.0), ("trace_cov", "matched_ratio"), "high", (0.0, 0.05)),
+        (lambda: heavy_tails.Difficulty(1.5, 30.0), ("bias_share", "matched_bias_share"), "low", (0.0, 0.05)),
+        (heavy_tails.measured_population, ("cosine", "bias_share"), "low", (0.5, 1.0)),
+    ],
+    ids=["many", "few", "bias of few", "long tails of influence"],
+)
 def test_intervals_hold_where_few_prompts_carry_the_variance_and_stay_two_sided_where_many_do(
-    sd, signal, bounded, monkeypatch
+    population, names, end, bounded, monkeypatch
 ):
-    """100 prompts: 57 and 7 effective ones."""
+    """100 prompts: 57, 7 and 39 effective ones."""
     monkeypatch.setattr(heavy_tails, "PROMPTS", 4000)
-    monkeypatch.setattr(heavy_tails, "LOCAL", ("rloo", "grpo"))
-    population = heavy_tails.Difficulty(sd, signal)
+    monkeypatch.setattr(heavy_tails, "LOCAL", ("rloo", "token_mean" if "cosine" in names else "grpo"))
+    drawn, (_, label) = population(), heavy_tails.LOCAL
     found = []
     for seed in range(120):
-        batch, scores = population.draw(100, np.random.default_rng(seed))
-        (_, row), names = heavy_tails.compare(batch, ("rloo", "grpo"), scores).rows, ("trace_cov", "matched_ratio")
+        batch, scores = drawn.draw(100, np.random.default_rng(seed))
+        _, row = heavy_tails.compare(batch, ("rloo", label), scores).rows
         for name in names:
             _, low, high = getattr(row, name).with_interval(0.95)
-            found.append((name, low <= population.truth["grpo", name] <= high, np.isfinite(high)))
+            two_sided = np.isfinite(high) if end == "high" else low > {"cosine": -1.0}.get(name, 0.0)
+            found.append((name, low <= drawn.truth[label, name] <= high, two_sided))
     shares = pd.DataFrame(found, columns=["quantity", "held", "bounded"]).groupby("quantity").mean()
     assert (shares["held"] >= 0.93 - 2.0 * np.sqrt(0.93 * 0.07 / 120)).all(), shares
     assert shares["bounded"].between(*bounded).all(), shares
