@@ -11,6 +11,8 @@ writes figures/statistics/coverage_heavy_tails.csv, which ``python benchmarks/co
 docs/statistics.md.
 """
 
+from __future__ import annotations
+
 import os
 import warnings
 from collections.abc import Callable
@@ -55,16 +57,22 @@ BATCHES, PROMPTS = 4000, 60_000
 
 Gradients = Float[np.ndarray, "m d"]
 Truth = dict[tuple[str, str], float]
+#: The expectation of a gradient, and of its square.
+Moments = tuple[Float[np.ndarray, " d"], float]
 
 
-def gradients_of(name: str, batch: Batch, scores: Float[np.ndarray, "n d"]) -> Gradients:
+def gradients_of(weights: Float[np.ndarray, " n"], batch: Batch, scores: Float[np.ndarray, "n d"]) -> Gradients:
     """The gradient of each prompt's group."""
-    return (estimators.get(name).weights(batch)[:, None] * scores).reshape(-1, PER_PROMPT, scores.shape[1]).sum(axis=1)
+    size = len(weights) // len(batch.group_sizes)
+    return (weights[:, None] * scores).reshape(-1, size, scores.shape[1]).sum(axis=1)
 
 
-def truth_of(means: dict[str, Float[np.ndarray, " d"]], squares: dict[str, float]) -> Truth:
+def truth_of(population: Population) -> Truth:
     """(estimator, quantity) → what it is, from the expectation of gradients and of their squares."""
-    traces = {name: squares[name] - float(mean @ mean) for name, mean in means.items()}
+    means, traces = {}, {}
+    for name in LOCAL:
+        means[name], square = population.moments(estimators.get(name).weights(population.whole()))
+        traces[name] = square - float(means[name] @ means[name])
     unbiased, found = means["rloo"], {}
     for name, mean in means.items():
         known = estimators.get(name).expected_scale(PER_PROMPT)
@@ -107,16 +115,20 @@ class Finite:
         """Prompts of the population."""
         return len(self.rewards) // PER_PROMPT
 
+    def whole(self, size: int = PER_PROMPT) -> Batch:
+        """All of it."""
+        return self.sample(np.arange(self.n_prompts))[0]
+
+    def moments(self, weights: Float[np.ndarray, " n"], size: int = PER_PROMPT) -> Moments:
+        """The expectation of the gradient with these weights of the whole, and of its square."""
+        gradients = gradients_of(weights, self.whole(), self.scores)
+        return gradients.mean(axis=0), float((gradients**2).sum(axis=1).mean())
+
     @cached_property
     def truth(self) -> Truth:
         """What it is of estimators that stay within their group, and of α."""
-        batch, scores = self.sample(np.arange(self.n_prompts))
-        gradients = {name: gradients_of(name, batch, scores) for name in LOCAL}
-        found = truth_of(
-            {name: each.mean(axis=0) for name, each in gradients.items()},
-            {name: float((each**2).sum(axis=1).mean()) for name, each in gradients.items()},
-        )
-        return found | {(quantity, quantity): line_of(batch, method).alpha for quantity, method in METHODS.items()}
+        found = {(quantity, quantity): line_of(self.whole(), method).alpha for quantity, method in METHODS.items()}
+        return truth_of(self) | found
 
 
 @dataclass(frozen=True)
@@ -138,9 +150,11 @@ class Difficulty:
         """As in the table."""
         return f"difficulty, sd {self.sd:g}" + ("" if self.signal == 4.0 else f", signal {self.signal:g}")
 
-    def directions(self, n_prompts: int, rng: np.random.Generator) -> tuple[Batch, Gradients, Float[np.ndarray, " m"]]:
+    def directions(
+        self, n_prompts: int, rng: np.random.Generator, size: int = PER_PROMPT
+    ) -> tuple[Batch, Gradients, Float[np.ndarray, " m"]]:
         """All but the norms: rewards and lengths, unit vectors, and the difficulty of each prompt."""
-        prompt = np.repeat(np.arange(n_prompts), PER_PROMPT)
+        prompt = np.repeat(np.arange(n_prompts), size)
         n, level = len(prompt), np.array([0.9, 0.5, 0.1])[rng.choice(3, n_prompts, p=[0.4, 0.3, 0.3])]
         rate = np.clip(level + rng.normal(0.0, 0.04, n_prompts), 0.01, 0.99)
         rewards = (rng.random(n) < rate[prompt]).astype(float)
@@ -159,25 +173,38 @@ class Difficulty:
         norms = batch.lengths**0.6 * np.exp(self.sd * noise)
         return batch.with_fields(sq_norms=norms**2), units * norms[:, None]
 
-    @cached_property
-    def truth(self) -> Truth:
-        r"""What it is, with :math:`E e^{aZ} = e^{a²/2}` for the normal parts of the norms."""
-        batch, units, hard = self.directions(PROMPTS, np.random.default_rng(99))
+    @cache  # noqa: B019  a population lives as long as the simulation
+    def parts(self, size: int) -> tuple[Batch, Gradients, Float[np.ndarray, " m"]]:
+        """Many prompts without their norms, that the truth is averaged over."""
+        return self.directions(PROMPTS, np.random.default_rng(99), size)
+
+    def whole(self, size: int = PER_PROMPT) -> Batch:
+        """Their completions."""
+        return self.parts(size)[0]
+
+    def moments(self, weights: Float[np.ndarray, " n"], size: int = PER_PROMPT) -> Moments:
+        r"""The expectation of the gradient with these weights, and of its square.
+
+        With :math:`E e^{aZ} = e^{a²/2}` for the normal parts of the norms.
+        """
+        batch, units, hard = self.parts(size)
         own, half = 0.5 * self.sd**2, np.sqrt(0.5) * self.sd
         lifted = np.exp(0.6 * half * hard + 0.64 * own / 2.0)  # E e^{sd·u/√2} of each prompt
         lifted_sq = np.exp(1.2 * half * hard + 0.64 * own * 2.0)  # of its square
-        means, squares = {}, {}
-        for name in LOCAL:
-            along = units * (batch.lengths**0.6)[:, None]
-            each = gradients_of(name, batch, along)
-            diagonal = (estimators.get(name).weights(batch) ** 2 * batch.lengths**1.2).reshape(PROMPTS, -1).sum(axis=1)
-            means[name] = (each * lifted[:, None]).mean(axis=0) * np.exp(own / 2.0)
-            pairs = (each**2).sum(axis=1) - diagonal
-            squares[name] = float(np.mean(lifted_sq * (diagonal * np.exp(2.0 * own) + pairs * np.exp(own))))
+        each = gradients_of(weights, batch, units * (batch.lengths**0.6)[:, None])
+        diagonal = (weights**2 * batch.lengths**1.2).reshape(-1, size).sum(axis=1)
+        pairs = (each**2).sum(axis=1) - diagonal
+        square = float(np.mean(lifted_sq * (diagonal * np.exp(2.0 * own) + pairs * np.exp(own))))
+        return (each * lifted[:, None]).mean(axis=0) * np.exp(own / 2.0), square
+
+    @cached_property
+    def truth(self) -> Truth:
+        """What it is of estimators that stay within their group, and of α."""
+        batch, _, hard = self.parts(PER_PROMPT)
         log_length = np.log(batch.lengths)
         slope = np.cov(log_length, hard[batch.group_index])[0, 1] / np.var(log_length)
-        of_alpha = {("alpha", "alpha"): float(0.6 + 0.6 * half * slope), ("alpha within prompts",) * 2: 0.6}
-        return truth_of(means, squares) | of_alpha
+        alpha = 0.6 + 0.6 * np.sqrt(0.5) * self.sd * slope
+        return truth_of(self) | {("alpha", "alpha"): float(alpha), ("alpha within prompts",) * 2: 0.6}
 
 
 Population = Finite | Difficulty
