@@ -11,8 +11,6 @@ writes figures/statistics/coverage_heavy_tails.csv, which ``python benchmarks/co
 docs/statistics.md.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable
@@ -20,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -29,7 +27,9 @@ from jaxtyping import Float, Int
 from safetensors.numpy import load_file
 
 from gradstats import estimators
+from gradstats.analyses.allocation import allocate
 from gradstats.analyses.batch_size import batch_size
+from gradstats.analyses.optimal_baselines import optimal_baselines
 from gradstats.analyses.variance import compare
 from gradstats.estimators import Batch
 from gradstats.stats import fit_length_scaling
@@ -38,6 +38,7 @@ from gradstats.system.files import write_csv
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "figures" / "statistics" / "coverage_heavy_tails.csv"
+LEARNED, ALLOCATED = TABLE.with_stem("coverage_learned"), TABLE.with_stem("coverage_allocated")
 BLOCKS = ROOT / "build" / "coverage"
 MEASURED = ROOT / "benchmarks" / "data" / "heavy_tailed_population.safetensors"
 #: Rows whose batches are dealt.
@@ -50,6 +51,8 @@ BLOCK = 50
 #: Batch-level rows are in one data set of so many.
 EVERY = 3
 PER_PROMPT = 8
+#: Completions of a prompt that allocations are extrapolated to.
+LARGER = (16, 32)
 PROMPTS_OF_A_POPULATION = 2000
 DIMENSION = 48
 #: Batches, and prompts of an infinite population, that its truth is averaged over.
@@ -67,7 +70,7 @@ def gradients_of(weights: Float[np.ndarray, " n"], batch: Batch, scores: Float[n
     return (weights[:, None] * scores).reshape(-1, size, scores.shape[1]).sum(axis=1)
 
 
-def truth_of(population: Population) -> Truth:
+def truth_of(population: "Population") -> Truth:
     """(estimator, quantity) → what it is, from the expectation of gradients and of their squares."""
     means, traces = {}, {}
     for name in LOCAL:
@@ -324,6 +327,85 @@ def one_data_set(population: Population, truth: Truth, n_prompts: int, seed: int
     return pd.DataFrame(records, columns=columns).assign(effective=worth)
 
 
+def quadratic_form(population: Population) -> Float[np.ndarray, "parts parts"]:
+    """Return tr Cov as a form of the shares and the shift of a learned mixture."""
+    batch = population.whole()
+    beside = (batch.rewards - batch.rewards.mean()) / PER_PROMPT
+    plain, by_length = (estimators.get(name).weights(batch) for name in ("rloo", "token_mean(loo=True)"))
+    parts = [plain, by_length, beside, np.full(len(plain), -1.0 / PER_PROMPT)]
+
+    def trace(weights: Float[np.ndarray, " n"]) -> float:
+        mean, square = population.moments(weights)
+        return square - float(mean @ mean)
+
+    return np.array([[(trace(one + other) - trace(one - other)) / 4.0 for other in parts] for one in parts])
+
+
+def learned_row(population: Population, n_prompts: int, sets: int) -> dict[str, Any]:
+    """How often the sentence on the best learned baseline claims a gain over RLOO, and how often it loses then.
+
+    The truth of a learned baseline is the variance on the whole population with the parameters that were learned.
+    """
+    form, found = quadratic_form(population), []
+    for seed in range(sets):
+        batch, scores = population.draw(n_prompts, np.random.default_rng([seed, n_prompts]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = optimal_baselines(batch, scores, published=["rloo"])
+        best = next(one for one in result.learned if one.label == result.best)
+        given = best.parameters.mean(axis=0)
+        if best.names == ("alpha",):
+            weighted = estimators.length_weighted(alpha=float(given[0]), loo=True)
+            mean, square = population.moments(weighted.weights(population.whole()))
+            variance = square - float(mean @ mean)
+        else:
+            shares = given if len(given) == len(form) else np.array([1.0, 0.0, 0.0, given[0]])
+            variance = float(shares @ form @ shares)
+        estimated = next(row for row in result.to_learned.rows if row.label == "rloo").ratio
+        value, low, high = (1.0 / one for one in estimated.with_interval(LEVEL))
+        truth, claims = variance / form[0, 0], "saves" in result.sentence() and "at most" not in result.sentence()
+        found.append((claims, claims and truth >= 1.0, truth, value, high - 1e-9 <= truth <= low + 1e-9))
+    claimed, wrong, truth, value, held = np.mean(found, axis=0)
+    return {
+        "population": population.name,
+        "n_prompts": n_prompts,
+        "data_sets": sets,
+        "claims_gain": claimed,
+        "claims_gain_and_loses": wrong,
+        "true_ratio": truth,
+        "estimated_ratio": value,
+        "ratio_covered": held,
+    }
+
+
+def allocation_rows(population: Difficulty, n_prompts: int, sets: int) -> list[dict[str, Any]]:
+    """How often the relative noise of RLOO in larger groups than were drawn covers what it is."""
+    noise = {}
+    for size in (PER_PROMPT, *LARGER):
+        mean, square = population.moments(estimators.get("rloo").weights(population.whole(size)), size)
+        noise[size] = size * (square - float(mean @ mean))
+    held = []
+    for seed in range(sets):
+        batch, scores = population.draw(n_prompts, np.random.default_rng([seed, n_prompts]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = allocate(batch, ("rloo",), scores, group_sizes=(PER_PROMPT, *LARGER)).to_frame(LEVEL)
+        ends = found.set_index("group_size")[["relative_noise", "relative_noise_low", "relative_noise_high"]]
+        held.append([low <= noise[size] / noise[PER_PROMPT] <= high and value > 0
+                     for size in LARGER for value, low, high in [ends.loc[size]]])  # fmt: skip
+    return [
+        {
+            "population": population.name,
+            "n_prompts": n_prompts,
+            "data_sets": sets,
+            "group_size": size,
+            "true_relative_noise": noise[size] / noise[PER_PROMPT],
+            "covered": share,
+        }
+        for size, share in zip(LARGER, np.mean(held, axis=0), strict=True)
+    ]
+
+
 def simulate(case: tuple[int, int], sets: int) -> pd.DataFrame:
     """The row of each interval of one population and number of prompts, from files of blocks where there are any."""
     number, n_prompts = case
@@ -343,15 +425,29 @@ def simulate(case: tuple[int, int], sets: int) -> pd.DataFrame:
     return found.reset_index().assign(**about, batch_level=lambda frame: frame["estimator"].isin(BATCH_LEVEL))
 
 
-def main(sets: int = 400, sizes: tuple[int, ...] = (100, 30), processes: int = 2, write: bool = True) -> None:
-    """Simulate every population.
+def main(
+    what: Literal["intervals", "learned"] = "intervals",
+    sets: int = 400,
+    sizes: tuple[int, ...] = (100, 30),
+    processes: int = 2,
+    write: bool = True,
+) -> None:
+    """Simulate every population, with ``what="learned"`` what is learned or extrapolated from it.
 
     Args:
+        what: intervals of a comparison, or learned baselines and allocations to larger groups.
         sets: data sets of each population and number of prompts, in blocks of 50.
         sizes: prompts of a data set.
         processes: populations at a time, at low priority.
         write: the file, beside the table that is printed.
     """
+    if what == "learned":
+        drawn = [population_of(number) for number in range(len(POPULATIONS))]
+        learned = [learned_row(one, size, sets) for size in sizes for one in drawn]
+        larger = [allocation_rows(one, size, sets) for size in sizes for one in drawn if isinstance(one, Difficulty)]
+        write_csv(LEARNED, pd.DataFrame(learned), float_format="%.6g")
+        write_csv(ALLOCATED, pd.DataFrame([row for rows in larger for row in rows]), float_format="%.6g")
+        return
     BLOCKS.mkdir(parents=True, exist_ok=True)
     cases = [(number, size) for size in sizes for number in range(len(POPULATIONS))]
     with ProcessPoolExecutor(processes, initializer=partial(os.nice, 10)) as pool:

@@ -49,11 +49,12 @@ def heavy_tails_table(table: pd.DataFrame) -> str:
     shown = table.loc[(alone | (table["estimator"] != "rloo")) & ~left_out]
     columns = {"`trace_cov`": ("trace_cov", "coverage"), "open": ("trace_cov", "open")}
     columns |= {"`ratio`": ("ratio", "coverage"), "critical batch": ("critical_batch", "coverage")}
-    columns |= {f"`{name}`": (name, "coverage") for name in ("matched_ratio", "cosine")} | {"α": ("alpha", "coverage")}
-    lines = [f"| population | effective | {' | '.join(columns)} |", "|---|---|" + "---|" * len(columns)]
+    columns |= {f"`{name}`": (name, "coverage") for name in ("matched_ratio", "cosine", "bias_share")}
+    columns |= {"α": ("alpha", "coverage")}
+    lines = [f"| population | data sets | effective | {' | '.join(columns)} |", "|---|---|---|" + "---|" * len(columns)]
     for population, rows in shown.groupby("population", sort=False):
         by_size = [rows.loc[rows["n_prompts"] == size] for size in sorted(set(rows["n_prompts"]), reverse=True)]
-        cells = [", ".join(f"{of_size['effective'].iloc[0]:.0f}" for of_size in by_size)]
+        cells = [", ".join(f"{of_size[of].iloc[0]:.0f}" for of_size in by_size) for of in ("data_sets", "effective")]
         for quantity, of in columns.values():
             of_quantity = [one.loc[(one["quantity"] == quantity) & ~one["batch_level"], of] for one in by_size]
             cells.append(", ".join(map(_range, of_quantity)))

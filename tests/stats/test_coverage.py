@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from programs import program
 
+from gradstats import estimators
 from gradstats.reference import EnumeratedPolicy
 from gradstats.stats.jackknife import mean_statistic
 
@@ -249,30 +250,35 @@ def test_a_simulation_gives_a_row_for_each_interval():
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
-    ("population", "names", "end", "bounded"),
+    ("population", "label", "names", "bounded"),
     [
-        (lambda: heavy_tails.Difficulty(0.1, 4.0), ("trace_cov", "matched_ratio"), "high", (0.95, 1.0)),
-        (lambda: heavy_tails.Difficulty(1.5, 30.0), ("trace_cov", "matched_ratio"), "high", (0.0, 0.05)),
-        (lambda: heavy_tails.Difficulty(1.5, 30.0), ("bias_share", "matched_bias_share"), "low", (0.0, 0.05)),
-        (heavy_tails.measured_population, ("cosine", "bias_share"), "low", (0.5, 1.0)),
+        (lambda: heavy_tails.Difficulty(0.1, 4.0), "grpo", ("trace_cov", "matched_ratio"), (0.95, 1.0)),
+        (
+            lambda: heavy_tails.Difficulty(1.5, 30.0),
+            "grpo",
+            ("trace_cov", "matched_ratio", "bias_share", "matched_bias_share"),
+            (0.0, 0.05),
+        ),
+        (heavy_tails.measured_population, "token_mean", ("cosine", "bias_share"), (0.5, 1.0)),
     ],
-    ids=["many", "few", "bias of few", "long tails of influence"],
+    ids=["many", "few", "long tails of influence"],
 )
 def test_intervals_hold_where_few_prompts_carry_the_variance_and_stay_two_sided_where_many_do(
-    population, names, end, bounded, monkeypatch
+    population, label, names, bounded, monkeypatch
 ):
     """100 prompts: 57, 7 and 39 effective ones."""
     monkeypatch.setattr(heavy_tails, "PROMPTS", 4000)
-    monkeypatch.setattr(heavy_tails, "LOCAL", ("rloo", "token_mean" if "cosine" in names else "grpo"))
-    drawn, (_, label) = population(), heavy_tails.LOCAL
-    found = []
+    monkeypatch.setattr(heavy_tails, "LOCAL", ("rloo", label))
+    drawn, found = population(), []
     for seed in range(120):
         batch, scores = drawn.draw(100, np.random.default_rng(seed))
         _, row = heavy_tails.compare(batch, ("rloo", label), scores).rows
         for name in names:
             _, low, high = getattr(row, name).with_interval(0.95)
-            two_sided = np.isfinite(high) if end == "high" else low > {"cosine": -1.0}.get(name, 0.0)
-            found.append((name, low <= drawn.truth[label, name] <= high, two_sided))
+            open_end = (
+                np.isinf(high) if name in ("trace_cov", "matched_ratio") else low == {"cosine": -1.0}.get(name, 0)
+            )
+            found.append((name, low <= drawn.truth[label, name] <= high, not open_end))
     shares = pd.DataFrame(found, columns=["quantity", "held", "bounded"]).groupby("quantity").mean()
     assert (shares["held"] >= 0.93 - 2.0 * np.sqrt(0.93 * 0.07 / 120)).all(), shares
     assert shares["bounded"].between(*bounded).all(), shares
@@ -294,3 +300,19 @@ def test_a_simulation_of_heavy_tails_resumes_from_its_blocks(tmp_path, monkeypat
     second.unlink()
     pd.testing.assert_frame_equal(heavy_tails.simulate((number, 12), 4), whole)
     assert first.stat().st_mtime_ns == kept
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_is_learned_and_extrapolated_is_judged_on_the_whole_population(monkeypatch):
+    monkeypatch.setattr(heavy_tails, "PROMPTS", 200)
+    population = heavy_tails.Difficulty(0.5, 4.0)
+    form, variance = heavy_tails.quadratic_form(population), population.truth["rloo", "trace_cov"]
+    assert form[0, 0] == pytest.approx(variance)
+    mean, square = population.moments(estimators.get("rloo").weights(population.whole()) - 0.1 / 8)
+    assert np.array([1, 0, 0, 0.1]) @ form @ np.array([1, 0, 0, 0.1]) == pytest.approx(square - mean @ mean)
+    row = heavy_tails.learned_row(population, 12, 2)
+    assert row["claims_gain"] >= row["claims_gain_and_loses"]
+    assert 0.5 < row["true_ratio"] < 1.5
+    larger = heavy_tails.allocation_rows(population, 12, 2)
+    assert [one["group_size"] for one in larger] == [16, 32]
+    assert all(0.5 < one["true_relative_noise"] < 2.0 for one in larger)
