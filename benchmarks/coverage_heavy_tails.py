@@ -179,7 +179,7 @@ class Difficulty:
     @cache  # noqa: B019  a population lives as long as the simulation
     def parts(self, size: int) -> tuple[Batch, Gradients, Float[np.ndarray, " m"]]:
         """Many prompts without their norms, that the truth is averaged over."""
-        return self.directions(PROMPTS, np.random.default_rng(99), size)
+        return self.directions(PROMPTS * PER_PROMPT // size, np.random.default_rng(99), size)
 
     def whole(self, size: int = PER_PROMPT) -> Batch:
         """Their completions."""

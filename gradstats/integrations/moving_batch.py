@@ -50,7 +50,7 @@ class MovingBatch:
         of_own = (*(float(table.at[label, name]) for name in ("trace_cov", "signal_sq")), own.on_target, own.target_sq)
         if not np.isfinite(of_own).all():
             return {}
-        self._steps.append((of_own, table["matched_ratio"].astype(float)))
+        self._steps.append((of_own, pd.Series(table["matched_ratio"], dtype=float)))
         level = float(variance.attrs["confidence_level"])
         found = {"batch_prompts": float(n_prompts)}
         if len(self._steps) < _FEWEST:

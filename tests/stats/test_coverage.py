@@ -78,8 +78,16 @@ def test_intervals_of_variances_cover(group_size, n_prompts):
 
 def test_the_tables_of_the_page_are_those_of_the_files():
     page = page_of_tables.PAGE.read_text(encoding="utf-8")
-    heavy = pd.read_csv(simulation.FOLDER / "coverage_heavy_tails.csv").query("population == @page_of_tables.LIGHTEST")
-    assert f"{(heavy['covered'] / heavy['data_sets']).min():.2f}–1.00; with 100 prompts" in page
+    heavy = pd.read_csv(heavy_tails.TABLE)
+    heavy = heavy.assign(coverage=heavy["covered"] / heavy["data_sets"])
+    lightest = heavy.loc[heavy["population"] == page_of_tables.LIGHTEST, "coverage"]
+    of_most = heavy[~heavy["batch_level"]].groupby(["population", "quantity"])["coverage"].min().round(9)
+    assert f"{lightest.min():.2f}–1.00; with 100 prompts" in page
+    assert f"`ratio` falls to {of_most['lognormal, sd 2', 'ratio']:.2f} at 2.0" in page
+    assert (
+        f"{of_most['lognormal, sd 1.4', 'trace_cov']:.2f} at 1.4, {of_most['lognormal, sd 2', 'trace_cov']:.2f}" in page
+    )
+    assert f"`token_mean` covers {of_most['measured, sd 2.0', 'matched_bias_share']:.2f}" in page
     assert page_of_tables.page_with_tables(page) == page
     assert "| `cluster` (default) |" in page
 
