@@ -14,18 +14,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import tyro
-from jaxtyping import Float
-from safetensors.numpy import load_file
 
 from gradstats.analyses.variance import compare
 from gradstats.config.options import PROMPTS_PER_BATCH
-from gradstats.estimators import Batch
 from gradstats.reference import EnumeratedPolicy
 from gradstats.stats import fit_length_scaling, mundlak_test
 from gradstats.stats.length_scaling.alpha import METHODS
 from gradstats.system.files import atomic_path
 
-POPULATION = Path(__file__).parent / "data" / "heavy_tailed_population.safetensors"
 FOLDER = Path(__file__).parents[1] / "figures" / "statistics"
 LEVEL = 0.95
 # Completions of one prompt at each total, where prompts repeat.
@@ -176,13 +172,6 @@ def alpha_coverage(scenario: str, method: str, n: int, replications: int, quick:
         }
         for kind in offered
     )
-
-
-def heavy_tailed_population() -> tuple[Batch, Float[np.ndarray, "n n"]]:
-    """The completions of benchmarks/data, with the inner products of their scores, few of which hold most of Σ‖S‖²."""
-    arrays = load_file(POPULATION)
-    gram = arrays["gram"].astype(np.float64)
-    return Batch(arrays["rewards"], arrays["lengths"], arrays["groups"], sq_norms=np.diag(gram)), gram
 
 
 def policy() -> EnumeratedPolicy:

@@ -18,15 +18,18 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import tyro
 from jaxtyping import Float, Int
+from safetensors.numpy import load_file
 
 from gradstats import estimators
+from gradstats.analyses.allocation import allocate
 from gradstats.analyses.batch_size import batch_size
+from gradstats.analyses.optimal_baselines import optimal_baselines
 from gradstats.analyses.variance import compare
 from gradstats.estimators import Batch
 from gradstats.stats import fit_length_scaling
@@ -35,7 +38,9 @@ from gradstats.system.files import write_csv
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "figures" / "statistics" / "coverage_heavy_tails.csv"
+LEARNED, ALLOCATED = TABLE.with_stem("coverage_learned"), TABLE.with_stem("coverage_allocated")
 BLOCKS = ROOT / "build" / "coverage"
+MEASURED = ROOT / "benchmarks" / "data" / "heavy_tailed_population.safetensors"
 #: Rows whose batches are dealt.
 BATCH_LEVEL = ("batch_mean", "james_stein", "constant(b=optimal)")
 LOCAL = ("rloo", "reinforce", "grpo", "token_mean", "length_weighted(alpha=0.8, loo=True)", "recipe:grpo")
@@ -46,6 +51,8 @@ BLOCK = 50
 #: Batch-level rows are in one data set of so many.
 EVERY = 3
 PER_PROMPT = 8
+#: Completions of a prompt that allocations are extrapolated to.
+LARGER = (16, 32)
 PROMPTS_OF_A_POPULATION = 2000
 DIMENSION = 48
 #: Batches, and prompts of an infinite population, that its truth is averaged over.
@@ -53,21 +60,27 @@ BATCHES, PROMPTS = 4000, 60_000
 
 Gradients = Float[np.ndarray, "m d"]
 Truth = dict[tuple[str, str], float]
+#: The expectation of a gradient, and of its square.
+Moments = tuple[Float[np.ndarray, " d"], float]
 
 
-def gradients_of(name: str, batch: Batch, scores: Float[np.ndarray, "n d"]) -> Gradients:
+def gradients_of(weights: Float[np.ndarray, " n"], batch: Batch, scores: Float[np.ndarray, "n d"]) -> Gradients:
     """The gradient of each prompt's group."""
-    return (estimators.get(name).weights(batch)[:, None] * scores).reshape(-1, PER_PROMPT, scores.shape[1]).sum(axis=1)
+    size = len(weights) // len(batch.group_sizes)
+    return (weights[:, None] * scores).reshape(-1, size, scores.shape[1]).sum(axis=1)
 
 
-def truth_of(means: dict[str, Float[np.ndarray, " d"]], squares: dict[str, float]) -> Truth:
+def truth_of(population: "Population") -> Truth:
     """(estimator, quantity) → what it is, from the expectation of gradients and of their squares."""
-    traces = {name: squares[name] - float(mean @ mean) for name, mean in means.items()}
+    means, traces = {}, {}
+    for name in LOCAL:
+        means[name], square = population.moments(estimators.get(name).weights(population.whole()))
+        traces[name] = square - float(means[name] @ means[name])
     unbiased, found = means["rloo"], {}
     for name, mean in means.items():
         known = estimators.get(name).expected_scale(PER_PROMPT)
         scale = float(mean @ unbiased / (unbiased @ unbiased)) if known is None else known
-        bias_sq = float(((mean - unbiased) ** 2).sum())
+        bias_sq, turned = (float(((one - unbiased) ** 2).sum()) for one in (mean, mean / scale))
         values = {
             "trace_cov": traces[name],
             "ratio": traces[name] / traces["rloo"],
@@ -75,6 +88,7 @@ def truth_of(means: dict[str, Float[np.ndarray, " d"]], squares: dict[str, float
             "critical_batch": traces[name] / scale**2 / (unbiased @ unbiased),
             "cosine": mean @ unbiased / np.sqrt((mean @ mean) * (unbiased @ unbiased)),
             "bias_share": bias_sq / (bias_sq + traces[name] / 128),
+            "matched_bias_share": turned / (turned + traces[name] / scale**2 / 128),
         }
         found |= {(name, quantity): float(value) for quantity, value in values.items()}
     return found
@@ -104,16 +118,20 @@ class Finite:
         """Prompts of the population."""
         return len(self.rewards) // PER_PROMPT
 
+    def whole(self, size: int = PER_PROMPT) -> Batch:
+        """All of it."""
+        return self.sample(np.arange(self.n_prompts))[0]
+
+    def moments(self, weights: Float[np.ndarray, " n"], size: int = PER_PROMPT) -> Moments:
+        """The expectation of the gradient with these weights of the whole, and of its square."""
+        gradients = gradients_of(weights, self.whole(), self.scores)
+        return gradients.mean(axis=0), float((gradients**2).sum(axis=1).mean())
+
     @cached_property
     def truth(self) -> Truth:
         """What it is of estimators that stay within their group, and of α."""
-        batch, scores = self.sample(np.arange(self.n_prompts))
-        gradients = {name: gradients_of(name, batch, scores) for name in LOCAL}
-        found = truth_of(
-            {name: each.mean(axis=0) for name, each in gradients.items()},
-            {name: float((each**2).sum(axis=1).mean()) for name, each in gradients.items()},
-        )
-        return found | {(quantity, quantity): line_of(batch, method).alpha for quantity, method in METHODS.items()}
+        found = {(quantity, quantity): line_of(self.whole(), method).alpha for quantity, method in METHODS.items()}
+        return truth_of(self) | found
 
 
 @dataclass(frozen=True)
@@ -135,9 +153,11 @@ class Difficulty:
         """As in the table."""
         return f"difficulty, sd {self.sd:g}" + ("" if self.signal == 4.0 else f", signal {self.signal:g}")
 
-    def directions(self, n_prompts: int, rng: np.random.Generator) -> tuple[Batch, Gradients, Float[np.ndarray, " m"]]:
+    def directions(
+        self, n_prompts: int, rng: np.random.Generator, size: int = PER_PROMPT
+    ) -> tuple[Batch, Gradients, Float[np.ndarray, " m"]]:
         """All but the norms: rewards and lengths, unit vectors, and the difficulty of each prompt."""
-        prompt = np.repeat(np.arange(n_prompts), PER_PROMPT)
+        prompt = np.repeat(np.arange(n_prompts), size)
         n, level = len(prompt), np.array([0.9, 0.5, 0.1])[rng.choice(3, n_prompts, p=[0.4, 0.3, 0.3])]
         rate = np.clip(level + rng.normal(0.0, 0.04, n_prompts), 0.01, 0.99)
         rewards = (rng.random(n) < rate[prompt]).astype(float)
@@ -156,25 +176,38 @@ class Difficulty:
         norms = batch.lengths**0.6 * np.exp(self.sd * noise)
         return batch.with_fields(sq_norms=norms**2), units * norms[:, None]
 
-    @cached_property
-    def truth(self) -> Truth:
-        r"""What it is, with :math:`E e^{aZ} = e^{a²/2}` for the normal parts of the norms."""
-        batch, units, hard = self.directions(PROMPTS, np.random.default_rng(99))
+    @cache  # noqa: B019  a population lives as long as the simulation
+    def parts(self, size: int) -> tuple[Batch, Gradients, Float[np.ndarray, " m"]]:
+        """Many prompts without their norms, that the truth is averaged over."""
+        return self.directions(PROMPTS * PER_PROMPT // size, np.random.default_rng(99), size)
+
+    def whole(self, size: int = PER_PROMPT) -> Batch:
+        """Their completions."""
+        return self.parts(size)[0]
+
+    def moments(self, weights: Float[np.ndarray, " n"], size: int = PER_PROMPT) -> Moments:
+        r"""The expectation of the gradient with these weights, and of its square.
+
+        With :math:`E e^{aZ} = e^{a²/2}` for the normal parts of the norms.
+        """
+        batch, units, hard = self.parts(size)
         own, half = 0.5 * self.sd**2, np.sqrt(0.5) * self.sd
         lifted = np.exp(0.6 * half * hard + 0.64 * own / 2.0)  # E e^{sd·u/√2} of each prompt
         lifted_sq = np.exp(1.2 * half * hard + 0.64 * own * 2.0)  # of its square
-        means, squares = {}, {}
-        for name in LOCAL:
-            along = units * (batch.lengths**0.6)[:, None]
-            each = gradients_of(name, batch, along)
-            diagonal = (estimators.get(name).weights(batch) ** 2 * batch.lengths**1.2).reshape(PROMPTS, -1).sum(axis=1)
-            means[name] = (each * lifted[:, None]).mean(axis=0) * np.exp(own / 2.0)
-            pairs = (each**2).sum(axis=1) - diagonal
-            squares[name] = float(np.mean(lifted_sq * (diagonal * np.exp(2.0 * own) + pairs * np.exp(own))))
+        each = gradients_of(weights, batch, units * (batch.lengths**0.6)[:, None])
+        diagonal = (weights**2 * batch.lengths**1.2).reshape(-1, size).sum(axis=1)
+        pairs = (each**2).sum(axis=1) - diagonal
+        square = float(np.mean(lifted_sq * (diagonal * np.exp(2.0 * own) + pairs * np.exp(own))))
+        return (each * lifted[:, None]).mean(axis=0) * np.exp(own / 2.0), square
+
+    @cached_property
+    def truth(self) -> Truth:
+        """What it is of estimators that stay within their group, and of α."""
+        batch, _, hard = self.parts(PER_PROMPT)
         log_length = np.log(batch.lengths)
         slope = np.cov(log_length, hard[batch.group_index])[0, 1] / np.var(log_length)
-        of_alpha = {("alpha", "alpha"): float(0.6 + 0.6 * half * slope), ("alpha within prompts",) * 2: 0.6}
-        return truth_of(means, squares) | of_alpha
+        alpha = 0.6 + 0.6 * np.sqrt(0.5) * self.sd * slope
+        return truth_of(self) | {("alpha", "alpha"): float(alpha), ("alpha within prompts",) * 2: 0.6}
 
 
 Population = Finite | Difficulty
@@ -226,10 +259,15 @@ def lognormal_population(sd: float, shared: float = 0.0) -> Finite:
     return Finite(name, rewards, lengths, directions * np.exp(0.5 * log_sq)[:, None])
 
 
+def heavy_tailed_population() -> tuple[Batch, Float[np.ndarray, "n n"]]:
+    """The completions of benchmarks/data, with the inner products of their scores, few of which hold most of Σ‖S‖²."""
+    arrays = load_file(MEASURED)
+    gram = arrays["gram"].astype(np.float64)
+    return Batch(arrays["rewards"], arrays["lengths"], arrays["groups"], sq_norms=np.diag(gram)), gram
+
+
 def measured_population() -> Finite:
     """The 96 prompts of benchmarks/data, as vectors with their Gram matrix."""
-    from coverage import heavy_tailed_population
-
     batch, gram = heavy_tailed_population()
     values, vectors = np.linalg.eigh(gram)
     scores = vectors * np.sqrt(np.maximum(values, 0.0))
@@ -289,6 +327,85 @@ def one_data_set(population: Population, truth: Truth, n_prompts: int, seed: int
     return pd.DataFrame(records, columns=columns).assign(effective=worth)
 
 
+def quadratic_form(population: Population) -> Float[np.ndarray, "parts parts"]:
+    """Return tr Cov as a form of the shares and the shift of a learned mixture."""
+    batch = population.whole()
+    beside = (batch.rewards - batch.rewards.mean()) / PER_PROMPT
+    plain, by_length = (estimators.get(name).weights(batch) for name in ("rloo", "token_mean(loo=True)"))
+    parts = [plain, by_length, beside, np.full(len(plain), -1.0 / PER_PROMPT)]
+
+    def trace(weights: Float[np.ndarray, " n"]) -> float:
+        mean, square = population.moments(weights)
+        return square - float(mean @ mean)
+
+    return np.array([[(trace(one + other) - trace(one - other)) / 4.0 for other in parts] for one in parts])
+
+
+def learned_row(population: Population, n_prompts: int, sets: int) -> dict[str, Any]:
+    """How often the sentence on the best learned baseline claims a gain over RLOO, and how often it loses then.
+
+    The truth of a learned baseline is the variance on the whole population with the parameters that were learned.
+    """
+    form, found = quadratic_form(population), []
+    for seed in range(sets):
+        batch, scores = population.draw(n_prompts, np.random.default_rng([seed, n_prompts]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = optimal_baselines(batch, scores, published=["rloo"])
+        best = next(one for one in result.learned if one.label == result.best)
+        given = best.parameters.mean(axis=0)
+        if best.names == ("alpha",):
+            weighted = estimators.length_weighted(alpha=float(given[0]), loo=True)
+            mean, square = population.moments(weighted.weights(population.whole()))
+            variance = square - float(mean @ mean)
+        else:
+            shares = given if len(given) == len(form) else np.array([1.0, 0.0, 0.0, given[0]])
+            variance = float(shares @ form @ shares)
+        estimated = next(row for row in result.to_learned.rows if row.label == "rloo").ratio
+        value, low, high = (1.0 / one for one in estimated.with_interval(LEVEL))
+        truth, claims = variance / form[0, 0], "saves" in result.sentence() and "at most" not in result.sentence()
+        found.append((claims, claims and truth >= 1.0, truth, value, high - 1e-9 <= truth <= low + 1e-9))
+    claimed, wrong, truth, value, held = np.mean(found, axis=0)
+    return {
+        "population": population.name,
+        "n_prompts": n_prompts,
+        "data_sets": sets,
+        "claims_gain": claimed,
+        "claims_gain_and_loses": wrong,
+        "true_ratio": truth,
+        "estimated_ratio": value,
+        "ratio_covered": held,
+    }
+
+
+def allocation_rows(population: Difficulty, n_prompts: int, sets: int) -> list[dict[str, Any]]:
+    """How often the relative noise of RLOO in larger groups than were drawn covers what it is."""
+    noise = {}
+    for size in (PER_PROMPT, *LARGER):
+        mean, square = population.moments(estimators.get("rloo").weights(population.whole(size)), size)
+        noise[size] = size * (square - float(mean @ mean))
+    held = []
+    for seed in range(sets):
+        batch, scores = population.draw(n_prompts, np.random.default_rng([seed, n_prompts]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = allocate(batch, ("rloo",), scores, group_sizes=(PER_PROMPT, *LARGER)).to_frame(LEVEL)
+        ends = found.set_index("group_size")[["relative_noise", "relative_noise_low", "relative_noise_high"]]
+        held.append([low <= noise[size] / noise[PER_PROMPT] <= high and value > 0
+                     for size in LARGER for value, low, high in [ends.loc[size]]])  # fmt: skip
+    return [
+        {
+            "population": population.name,
+            "n_prompts": n_prompts,
+            "data_sets": sets,
+            "group_size": size,
+            "true_relative_noise": noise[size] / noise[PER_PROMPT],
+            "covered": share,
+        }
+        for size, share in zip(LARGER, np.mean(held, axis=0), strict=True)
+    ]
+
+
 def simulate(case: tuple[int, int], sets: int) -> pd.DataFrame:
     """The row of each interval of one population and number of prompts, from files of blocks where there are any."""
     number, n_prompts = case
@@ -308,15 +425,29 @@ def simulate(case: tuple[int, int], sets: int) -> pd.DataFrame:
     return found.reset_index().assign(**about, batch_level=lambda frame: frame["estimator"].isin(BATCH_LEVEL))
 
 
-def main(sets: int = 400, sizes: tuple[int, ...] = (100, 30), processes: int = 2, write: bool = True) -> None:
-    """Simulate every population.
+def main(
+    what: Literal["intervals", "learned"] = "intervals",
+    sets: int = 400,
+    sizes: tuple[int, ...] = (100, 30),
+    processes: int = 2,
+    write: bool = True,
+) -> None:
+    """Simulate every population, with ``what="learned"`` what is learned or extrapolated from it.
 
     Args:
+        what: intervals of a comparison, or learned baselines and allocations to larger groups.
         sets: data sets of each population and number of prompts, in blocks of 50.
         sizes: prompts of a data set.
         processes: populations at a time, at low priority.
         write: the file, beside the table that is printed.
     """
+    if what == "learned":
+        drawn = [population_of(number) for number in range(len(POPULATIONS))]
+        learned = [learned_row(one, size, sets) for size in sizes for one in drawn]
+        larger = [allocation_rows(one, size, sets) for size in sizes for one in drawn if isinstance(one, Difficulty)]
+        write_csv(LEARNED, pd.DataFrame(learned), float_format="%.6g")
+        write_csv(ALLOCATED, pd.DataFrame([row for rows in larger for row in rows]), float_format="%.6g")
+        return
     BLOCKS.mkdir(parents=True, exist_ok=True)
     cases = [(number, size) for size in sizes for number in range(len(POPULATIONS))]
     with ProcessPoolExecutor(processes, initializer=partial(os.nice, 10)) as pool:

@@ -15,8 +15,9 @@ FOLDER = Path(__file__).parents[1] / "figures" / "statistics"
 PAGE = Path(__file__).parents[1] / "docs" / "statistics.md"
 #: Coverage outside is printed in bold.
 BAND = (0.92, 0.98)
-#: The population of the file whose rows the page sums up in words, and one that adds nothing to another.
-LIGHTEST, LIKE_ANOTHER = "lognormal, sd 0.8", "difficulty, sd 0.5, signal 1"
+#: The population of the file whose rows the page sums up in words, and those that add nothing to another.
+LIGHTEST = "lognormal, sd 0.8"
+LIKE_ANOTHER = ("difficulty, sd 0.5, signal 1", "difficulty, sd 1.5, signal 30")
 
 
 def alpha_table(table: pd.DataFrame) -> str:
@@ -45,15 +46,16 @@ def heavy_tails_table(table: pd.DataFrame) -> str:
     table = table.assign(coverage=table["covered"] / table["data_sets"], open=1.0 - table["two_sided"] / table["shown"])
     # What is relative to the reference is exact for the reference itself.
     alone = table["quantity"].isin(["trace_cov", "critical_batch", "alpha"])
-    left_out = table["population"].isin([LIGHTEST, LIKE_ANOTHER])
+    left_out = table["population"].isin([LIGHTEST, *LIKE_ANOTHER])
     shown = table.loc[(alone | (table["estimator"] != "rloo")) & ~left_out]
     columns = {"`trace_cov`": ("trace_cov", "coverage"), "open": ("trace_cov", "open")}
     columns |= {"`ratio`": ("ratio", "coverage"), "critical batch": ("critical_batch", "coverage")}
-    columns |= {f"`{name}`": (name, "coverage") for name in ("matched_ratio", "cosine")} | {"α": ("alpha", "coverage")}
-    lines = [f"| population | effective | {' | '.join(columns)} |", "|---|---|" + "---|" * len(columns)]
+    columns |= {f"`{name}`": (name, "coverage") for name in ("matched_ratio", "cosine", "bias_share")}
+    columns |= {"α": ("alpha", "coverage")}
+    lines = [f"| population | data sets | effective | {' | '.join(columns)} |", "|---|---|---|" + "---|" * len(columns)]
     for population, rows in shown.groupby("population", sort=False):
         by_size = [rows.loc[rows["n_prompts"] == size] for size in sorted(set(rows["n_prompts"]), reverse=True)]
-        cells = [", ".join(f"{of_size['effective'].iloc[0]:.0f}" for of_size in by_size)]
+        cells = [", ".join(f"{of_size[of].iloc[0]:.0f}" for of_size in by_size) for of in ("data_sets", "effective")]
         for quantity, of in columns.values():
             of_quantity = [one.loc[(one["quantity"] == quantity) & ~one["batch_level"], of] for one in by_size]
             cells.append(", ".join(map(_range, of_quantity)))

@@ -371,10 +371,11 @@ def watched_run(task: Task) -> pd.DataFrame:
         batch, scores, token_scores = task.enumerated(moving.theta[0]).sample(WATCHED_BATCH, WATCHED.group_size, rng)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of signals that a step alone does not resolve
-            compared = gs.compare(batch, WATCHED_LABELS, token_scores).to_frame()
+            compared = gs.compare(batch, WATCHED_LABELS, token_scores)
+            own = compared.rows[WATCHED_LABELS.index(WATCHED.label)]
         known = {"step": step, "reward": float(batch.rewards.mean())}
         known |= {"silent_tokens": silent_tokens(batch, WATCHED.label)}
-        known |= logs.add(compared, WATCHED.label, WATCHED_BATCH)
+        known |= logs.add(compared.to_frame(), own, WATCHED_BATCH)
         if step % 10 == 0:
             one, best = (
                 exact_noise(task, Arm(label, WATCHED.group_size), log_pi, (0.0,), np.random.default_rng(step))[0]

@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "gradstats"
 #: Not imported: they need an extra, or run as a process of their own.
-NOT_IMPORTED = {"gradstats.prompts.task_entries", "gradstats.integrations.verl"}
+NOT_IMPORTED = {"gradstats.prompts.task_entries", "gradstats.integrations.verl", "gradstats.integrations.certify.verl"}
 
 _ROLE = re.compile(r":(?P<role>\w+):`(?P<target>[^`]*)`")
 _SPAN = re.compile(r":\w+:`[^`]*`|``.*?``|`[^`]+`", re.DOTALL)

@@ -96,7 +96,10 @@ def dispatch(words: Sequence[str]) -> None:
     elif words[0] == _COMPLETION:
         from gradstats.cli.completion import print_completion
 
-        print_completion(" ".join(words[1:]))
+        if (shell := " ".join(words[1:])) not in SHELLS:
+            raise ValueError(f"{_COMPLETION} is {shell!r}: choose one of {', '.join(SHELLS)}")
+        own = {name: function_of(name) for name in COMMANDS if name not in OF_QUESTIONS}
+        print_completion(shell, own, OF_QUESTIONS)
     elif words[0] == "ask":
         function_of("ask")(words[1:])
     elif words[0] in OF_QUESTIONS:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Union
 
 import tyro
 
 from gradstats.analyses import registry
 from gradstats.cli.ask import options_of
-from gradstats.cli.commands import COMMANDS, OF_QUESTIONS, SHELLS, function_of
 from gradstats.cli.options import REGISTRY
 
 # Where nothing fits, words are files: run directories and experiment files.
@@ -22,19 +21,16 @@ complete -o default -F _gradstats gradstats
 """
 
 
-def print_completion(shell: str) -> None:
+def print_completion(shell: str, functions: Mapping[str, Callable[..., None]], of_questions: Sequence[str]) -> None:
     """Print the script with which a shell completes the words of ``gradstats``.
 
-    Raises:
-        ValueError: for another shell.
+    Args:
+        shell: bash, zsh or fish.
+        functions: name → function of each command with options of its own.
+        of_questions: the commands with the options of a question; ``ask`` has those of all.
     """
-    if shell not in SHELLS:
-        raise ValueError(f"--print-completion is {shell!r}: choose one of {', '.join(SHELLS)}")
     questions = {name: options_of(registry.get(name), {}) for name in registry.names()}
-    commands = {
-        name: _ask(questions) if name == "ask" else questions[name] if name in OF_QUESTIONS else function_of(name)
-        for name in COMMANDS
-    }
+    commands = {**functions, **{name: questions.get(name) or _ask(questions) for name in of_questions}}
     try:
         tyro.extras.subcommand_cli_from_dict(
             commands,

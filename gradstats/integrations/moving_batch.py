@@ -16,66 +16,74 @@ from gradstats.stats.intervals import fieller_ratio
 from gradstats.stats.jackknife import Interval, mean_statistic
 from gradstats.stats.variance.alignment import alignment_at, selection_adjusted_upper
 from gradstats.stats.variance.moments import weighted_rows
+from gradstats.stats.variance.row import EstimatorVariance
 
 #: Measured steps of the moving estimate.
 WINDOW = 10
 #: Steps from which their scatter gives an interval: that of three missed a tenth and more of the values shown.
 _FEWEST = 5
-_NUMBERS = ["trace_cov", "signal_sq", "matched_ratio"]
 _ENDS = ("", "_low", "_high")
 
 
 @dataclass
 class MovingBatch:
-    """The comparisons of the last measured steps.
+    r"""The comparisons of the last measured steps.
 
-    Noise and squared signal are unbiased in every step, so that the quotient of their means over steps resolves a
-    critical batch that no single step does. Its interval takes the steps as the sample, and its upper end is open where
-    the signal is resolved only just.
+    The critical batch is noise at the scale of the target over its squared signal,
+    :math:`\mathrm{tr\,Cov}(g)\,‖G‖²/⟨E g, G⟩²`. The three are unbiased in every step, so that their means over steps
+    resolve what no single step does. Its interval takes the steps as the sample, and its upper end is open where the
+    signal is resolved only just.
     """
 
-    _steps: deque[pd.DataFrame] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    # tr Cov(g), ‖E g‖², ⟨E g, G⟩ and ‖G‖² of the trainer's own estimator, and the relative noise of all
+    _steps: deque[tuple[tuple[float, ...], pd.Series]] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
-    def add(self, variance: pd.DataFrame, own: str, n_prompts: float) -> dict[str, float]:
+    def add(self, variance: pd.DataFrame, own: EstimatorVariance, n_prompts: float) -> dict[str, float]:
         """Add the comparison of a step; returns what it says about the batch of the trainer: key → number.
 
         Args:
             variance: one row for each estimator.
-            own: the row of the trainer's own estimator.
+            own: what was estimated of the trainer's own estimator.
             n_prompts: prompts that an optimizer step learns from.
         """
-        table = variance.set_index("estimator")
-        if not np.isfinite(table.loc[own, ["trace_cov", "signal_sq"]].astype(float)).all():
+        table, label = variance.set_index("estimator"), own.label
+        of_own = (*(float(table.at[label, name]) for name in ("trace_cov", "signal_sq")), own.on_target, own.target_sq)
+        if not np.isfinite(of_own).all():
             return {}
-        self._steps.append(pd.DataFrame(table, columns=_NUMBERS, dtype=float))
+        self._steps.append((of_own, pd.Series(table["matched_ratio"], dtype=float)))
         level = float(variance.attrs["confidence_level"])
         found = {"batch_prompts": float(n_prompts)}
         if len(self._steps) < _FEWEST:
-            value, low, high = (float(table.at[own, f"noise_to_signal{end}"]) for end in _ENDS)
+            value, low, high = (float(table.at[label, f"noise_to_signal{end}"]) for end in _ENDS)
             found["over_steps"] = 1.0
         else:
-            noise, signal = (mean_statistic(self._along(own, name)) for name in ("trace_cov", "signal_sq"))
-            quotient = fieller_ratio(noise, signal)
+            numbers = np.array([of_step for of_step, _ in self._steps]).T
+            noise, signal, along, target = map(mean_statistic, numbers)
+            resolved = min(target.value, float(target.replicates.min())) > 0.0
+            # Otherwise the squared signal is only known to be at most the estimator's own.
+            quotient = fieller_ratio(noise, (along * along / target).without_bias() if resolved else signal)
             low, high = quotient.within(level, 0.0, np.inf)
             value = np.nan
-            if np.isfinite(high):
+            if resolved and np.isfinite(high):
                 value, high = quotient.value, selection_adjusted_upper(quotient, high, level)
+            elif not resolved:
+                high = np.inf
             found["over_steps"] = float(len(self._steps))
-            found |= self._saving(own, level)
+            found |= self._saving(label, level)
         aligned, least, most = (float(alignment_at(one, 1.0, n_prompts)) for one in (value, high, low))
         found |= _with_ends("critical_batch", (value, low, high)) | _with_ends("alignment", (aligned, least, most))
         return {key: one for key, one in found.items() if math.isfinite(one)}
 
-    def _along(self, label: str, name: str) -> np.ndarray:
-        """Return a number of an estimator in every step; NaN in those without it."""
-        return np.array([step[name].get(label, np.nan) for step in self._steps], dtype=float)
+    def _relative_noise(self, label: str) -> np.ndarray:
+        """Return that of an estimator in every step; NaN in those without it."""
+        return np.array([of_step.get(label, np.nan) for _, of_step in self._steps], dtype=float)
 
     def _saving(self, own: str, level: float) -> Mapping[str, float]:
         """Return the share of prompts that the best estimator saves over the trainer's own at equal alignment."""
-        best, of_own = mean_statistic(np.zeros(_FEWEST)), self._along(own, "matched_ratio")
-        for label in self._steps[-1].index.drop(own):
+        best, of_own = mean_statistic(np.zeros(_FEWEST)), self._relative_noise(own)
+        for label in self._steps[-1][1].index.drop(own):
             with np.errstate(invalid="ignore", divide="ignore"):
-                logarithms = np.log(self._along(label, "matched_ratio") / of_own)
+                logarithms = np.log(self._relative_noise(label) / of_own)
             known = logarithms[np.isfinite(logarithms)]
             if len(known) >= _FEWEST and known.mean() < best.value:
                 best = mean_statistic(known)

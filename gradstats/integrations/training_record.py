@@ -23,7 +23,7 @@ from gradstats.system.lock import only_writer
 from gradstats.system.outputs import claim
 
 if TYPE_CHECKING:
-    from gradstats.analyses import OnPolicyCheck, SamplerGap
+    from gradstats.analyses import OnPolicyCheck, SamplerGap, VarianceComparison
     from gradstats.analyses.alpha import AlphaReport
 
 
@@ -66,6 +66,7 @@ class RecordedStep:
     on_policy: OnPolicyCheck | None
     gap: SamplerGap | None
     remarks: list[str]  # why something is missing, and other warnings
+    compared: VarianceComparison | None = None  # what ``variance`` is the frame of
 
 
 @dataclass
@@ -104,7 +105,7 @@ class TrainingRecord:
             listed.settings[revision] = {_VARIED: revision}
             write_sweep_list(self.folder, listed)
             self._listed = listed
-        return RecordedStep(run.path, measured, alpha, variance, on_policy, gap, run.remarks)
+        return RecordedStep(run.path, measured, alpha, variance, on_policy, gap, run.remarks, results.get("variance"))
 
     def _steps_before(self, revision: str) -> SweepList:
         """Return the steps that were recorded before, in an earlier training run up to where this one resumes."""

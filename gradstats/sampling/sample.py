@@ -63,7 +63,7 @@ def sample(
     Args:
         policy: the policy.
         problems: the problems, see :func:`gradstats.load_prompts`.
-        reward: name of the reward (exact, math, reasoning_gym, embedded), or ``module:function``, or
+        reward: name of the reward (``exact``, ``math``, ``reasoning_gym``, ``embedded``), or ``module:function``, or
             ``path/to/file.py:function``, or several as ``name=weight``; the problem set's own by default. A function
             ``(completion_text, problem) -> float`` and a mapping such as ``{"math": 1.0, "module:format": 0.1}`` work
             too.

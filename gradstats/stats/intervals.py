@@ -257,6 +257,17 @@ class FiellerRatio:
         factor = of_contrast / max(np.sqrt(self._t_sq(confidence_level)), quantile)
         return replace(self, contrast_variance=self.contrast_variance * factor**2, covariance=self.covariance * factor)
 
+    def of_long_tails(self, confidence_level: float) -> FiellerRatio:
+        """Return the same with the error of N − rD that influences of so long a tail have (:func:`lognormal_quantile`).
+
+        That of D, which decides whether the set is bounded, stays, as does an error that is larger.
+        """
+        if self.is_exact or not self.is_known:
+            return self
+        of_contrast = lognormal_quantile(self.influence, confidence_level)
+        factor = max(of_contrast / float(np.sqrt(self._t_sq(confidence_level))), 1.0)
+        return replace(self, contrast_variance=self.contrast_variance * factor**2, covariance=self.covariance * factor)
+
     def solution(self, confidence_level: float, quantile: float = 0.0) -> list[tuple[float, float]]:
         """Return the set as one or two closed intervals, in order; empty where the statistics are not known."""
         t_sq = max(self._t_sq(confidence_level), quantile**2)
@@ -382,6 +393,19 @@ def prompts_that_carry(values: Float[np.ndarray, " m"]) -> float:
     spread, share = lognormal_tail(values)
     of_sample = effective_sample_size(values)
     return of_sample if np.isnan(spread) else min(of_sample, len(values) * share * math.exp(-(spread**2)))
+
+
+def lognormal_quantile(influence: Float[np.ndarray, " m"], confidence_level: float) -> float:
+    """Return how many standard errors the mean of values with such a long tail may lie below its expectation.
+
+    The side with the longer tail is taken as lognormal and the other as 0: a sample that lacks the few prompts of the
+    tail has too small a mean and too small a standard error at once, as :func:`skewed_mean` states.
+    """
+    centred = influence - influence.mean()
+    longer = math.copysign(1.0, float(np.sum(centred**3))) * centred
+    spread, share = lognormal_tail(np.maximum(longer, 0.0))
+    draws = studentised_lognormal(len(influence), spread, share) if np.isfinite(spread) else np.zeros(0)
+    return -float(np.quantile(draws, (1.0 - require_level(confidence_level)) / 2.0)) if len(draws) else 0.0
 
 
 @lru_cache(maxsize=128)

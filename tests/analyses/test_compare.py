@@ -129,15 +129,13 @@ def check_against_loops(batch, scores, name, group_size, row, level=0.95):
         for end in (row[f"{quantity}_low"], row[f"{quantity}_high"]):
             if not np.isfinite(end) or end in (-1.0, 0.0, 1.0) or quantity == "noise_to_signal":
                 continue
-            # At an end of a Fieller set, N − ψD differs from 0 by t standard errors.
+            # At an end of a Fieller set, N − ψD differs from 0 by at least t standard errors.
             psi = root(end)
             replicates = np.array([each[quantity][0] - psi * each[quantity][1] for each in without])
             distance = numerator - psi * denominator
             margin = t * jackknife(distance, replicates)
-            if quantity == "matched_ratio":  # few prompts widen it beyond Student's
-                assert abs(distance) + 1e-12 >= (1.0 - 1e-5) * margin, (name, quantity)
-            else:
-                assert abs(distance) == pytest.approx(margin, rel=1e-5), (name, quantity)
+            # Few prompts, or influences with a long tail, widen it beyond Student's.
+            assert abs(distance) + 1e-12 >= (1.0 - 1e-5) * margin, (name, quantity)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,17 @@ import pytest
 
 from gradstats.estimators import Batch
 from gradstats.integrations.moving_batch import WINDOW, MovingBatch, silent_tokens
+from gradstats.stats.variance.row import EstimatorVariance
+
+
+def own(frame, label="grpo", cosine=1.0):
+    """Of an estimator whose squared signal is that of the frame, against a target that is scaled and turned."""
+    signal = float(frame.set_index("estimator").at[label, "signal_sq"])
+    return EstimatorVariance(label, {}, on_target=cosine**2 * signal / 3.0, target_sq=cosine**2 * signal / 9.0)
+
+
+def added(moving, frame, label="grpo", **target):
+    return moving.add(frame, own(frame, label, **target), 8.0)
 
 
 def step(rng, noise=64.0, signal=1.0, spread=1.0, saved=0.2):
@@ -27,7 +38,7 @@ def step(rng, noise=64.0, signal=1.0, spread=1.0, saved=0.2):
 
 
 def test_one_step_says_what_it_resolves_alone():
-    found = MovingBatch().add(step(np.random.default_rng(0)), "grpo", 8.0)
+    found = added(MovingBatch(), step(np.random.default_rng(0)))
     assert found == {
         "batch_prompts": 8.0,
         "over_steps": 1.0,
@@ -40,7 +51,7 @@ def test_one_step_says_what_it_resolves_alone():
 def test_several_steps_resolve_what_none_does():
     rng, moving = np.random.default_rng(1), MovingBatch()
     frames = [step(rng, spread=0.4) for _ in range(WINDOW + 3)]
-    *_, found = [moving.add(frame, "grpo", 8.0) for frame in frames]
+    *_, found = [added(moving, frame) for frame in frames]
     assert found["over_steps"] == WINDOW  # earlier ones are left out
     last = [frame.iloc[0] for frame in frames[-WINDOW:]]
     expected = np.mean([row["trace_cov"] for row in last]) / np.mean([row["signal_sq"] for row in last])
@@ -50,11 +61,20 @@ def test_several_steps_resolve_what_none_does():
     assert 0.2 - 0.15 < found["best_saving_low"] < found["best_saving"] < found["best_saving_high"] < 0.2 + 0.15
 
 
+def test_the_critical_batch_is_noise_at_the_scale_of_the_target_over_its_signal():
+    """cos² of an estimator that is turned away from the target; over its own signal it would be that of the target."""
+    frames = [step(np.random.default_rng(seed), spread=0.1) for seed in range(WINDOW)]
+    straight, turned = MovingBatch(), MovingBatch()
+    for frame in frames:
+        found, other = added(straight, frame), added(turned, frame, cosine=0.5)
+    assert other["critical_batch"] == pytest.approx(4.0 * found["critical_batch"])
+
+
 def test_the_interval_over_steps_covers():
     rng, inside = np.random.default_rng(2), []
     for _ in range(150):
         moving = MovingBatch()
-        *_, found = [moving.add(step(rng, spread=0.5), "grpo", 8.0) for _ in range(WINDOW)]
+        *_, found = [added(moving, step(rng, spread=0.5)) for _ in range(WINDOW)]
         truth = 64.0 * np.exp(0.1**2 / 2.0)
         low, high = (found.get(f"critical_batch_{end}", ends) for end, ends in (("low", 0.0), ("high", np.inf)))
         inside.append(low <= truth <= high)
@@ -65,17 +85,17 @@ def test_the_interval_over_steps_covers():
 def test_a_signal_that_is_resolved_only_just_leaves_the_upper_end_open(scatter, bounded):
     rng, moving = np.random.default_rng(4), MovingBatch()
     signals = 1.0 + scatter * (-1.0) ** np.arange(WINDOW)  # 10 and 2.8 standard errors from 0
-    *_, found = [moving.add(step(rng).assign(signal_sq=one), "grpo", 8.0) for one in signals]
+    *_, found = [added(moving, step(rng).assign(signal_sq=one)) for one in signals]
     assert "critical_batch" in found
     assert ("critical_batch_high" in found, found["alignment_low"] > 0.0) == (bounded, bounded)
 
 
 def test_nothing_better_saves_nothing_and_no_noise_says_nothing():
     rng, moving = np.random.default_rng(3), MovingBatch()
-    *_, found = [moving.add(step(rng, saved=-0.5), "grpo", 8.0) for _ in range(5)]
+    *_, found = [added(moving, step(rng, saved=-0.5)) for _ in range(5)]
     assert (found["best_saving"], found["best_saving_low"], found["best_saving_high"]) == (0.0, 0.0, 0.0)
-    assert not [key for key in moving.add(step(rng), "rloo", 8.0) if "saving" in key]  # its ratio is not known
-    assert moving.add(step(rng).assign(trace_cov=np.nan), "grpo", 8.0) == {}
+    assert not [key for key in added(moving, step(rng), "rloo") if "saving" in key]  # its ratio is not known
+    assert added(moving, step(rng).assign(trace_cov=np.nan)) == {}
 
 
 def test_tokens_of_groups_without_signal():

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from programs import program
 
+from gradstats import estimators
 from gradstats.reference import EnumeratedPolicy
 from gradstats.stats.jackknife import mean_statistic
 
@@ -32,7 +33,7 @@ def band_of(replications):
 
 
 def test_the_heavy_tailed_population_is_what_its_description_says():
-    batch, gram = simulation.heavy_tailed_population()
+    batch, gram = heavy_tails.heavy_tailed_population()
     assert batch.sq_norms.sum() ** 2 / np.sum(batch.sq_norms**2) == pytest.approx(29.5, abs=0.05)
     assert np.log(batch.sq_norms).std() == pytest.approx(2.03, abs=0.005)
     np.testing.assert_array_equal(batch.group_sizes, np.full(96, 8))
@@ -77,8 +78,16 @@ def test_intervals_of_variances_cover(group_size, n_prompts):
 
 def test_the_tables_of_the_page_are_those_of_the_files():
     page = page_of_tables.PAGE.read_text(encoding="utf-8")
-    heavy = pd.read_csv(simulation.FOLDER / "coverage_heavy_tails.csv").query("population == @page_of_tables.LIGHTEST")
-    assert f"{(heavy['covered'] / heavy['data_sets']).min():.2f}–1.00; with 100 prompts" in page
+    heavy = pd.read_csv(heavy_tails.TABLE)
+    heavy = heavy.assign(coverage=heavy["covered"] / heavy["data_sets"])
+    lightest = heavy.loc[heavy["population"] == page_of_tables.LIGHTEST, "coverage"]
+    of_most = heavy[~heavy["batch_level"]].groupby(["population", "quantity"])["coverage"].min().round(9)
+    assert f"{lightest.min():.2f}–1.00; with 100 prompts" in page
+    assert f"`ratio` falls to {of_most['lognormal, sd 2', 'ratio']:.2f} at 2.0" in page
+    assert (
+        f"{of_most['lognormal, sd 1.4', 'trace_cov']:.2f} at 1.4, {of_most['lognormal, sd 2', 'trace_cov']:.2f}" in page
+    )
+    assert f"`token_mean` covers {of_most['measured, sd 2.0', 'matched_bias_share']:.2f}" in page
     assert page_of_tables.page_with_tables(page) == page
     assert "| `cluster` (default) |" in page
 
@@ -248,21 +257,36 @@ def test_a_simulation_gives_a_row_for_each_interval():
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(("sd", "signal", "bounded"), [(0.1, 4.0, (0.95, 1.0)), (1.5, 30.0, (0.0, 0.05))])
+@pytest.mark.parametrize(
+    ("population", "label", "names", "bounded"),
+    [
+        (lambda: heavy_tails.Difficulty(0.1, 4.0), "grpo", ("trace_cov", "matched_ratio"), (0.95, 1.0)),
+        (
+            lambda: heavy_tails.Difficulty(1.5, 30.0),
+            "grpo",
+            ("trace_cov", "matched_ratio", "bias_share", "matched_bias_share"),
+            (0.0, 0.05),
+        ),
+        (heavy_tails.measured_population, "token_mean", ("cosine", "bias_share"), (0.5, 1.0)),
+    ],
+    ids=["many", "few", "long tails of influence"],
+)
 def test_intervals_hold_where_few_prompts_carry_the_variance_and_stay_two_sided_where_many_do(
-    sd, signal, bounded, monkeypatch
+    population, label, names, bounded, monkeypatch
 ):
-    """100 prompts: 57 and 7 effective ones."""
+    """100 prompts: 57, 7 and 39 effective ones."""
     monkeypatch.setattr(heavy_tails, "PROMPTS", 4000)
-    monkeypatch.setattr(heavy_tails, "LOCAL", ("rloo", "grpo"))
-    population = heavy_tails.Difficulty(sd, signal)
-    found = []
+    monkeypatch.setattr(heavy_tails, "LOCAL", ("rloo", label))
+    drawn, found = population(), []
     for seed in range(120):
-        batch, scores = population.draw(100, np.random.default_rng(seed))
-        (_, row), names = heavy_tails.compare(batch, ("rloo", "grpo"), scores).rows, ("trace_cov", "matched_ratio")
+        batch, scores = drawn.draw(100, np.random.default_rng(seed))
+        _, row = heavy_tails.compare(batch, ("rloo", label), scores).rows
         for name in names:
             _, low, high = getattr(row, name).with_interval(0.95)
-            found.append((name, low <= population.truth["grpo", name] <= high, np.isfinite(high)))
+            open_end = (
+                np.isinf(high) if name in ("trace_cov", "matched_ratio") else low == {"cosine": -1.0}.get(name, 0)
+            )
+            found.append((name, low <= drawn.truth[label, name] <= high, not open_end))
     shares = pd.DataFrame(found, columns=["quantity", "held", "bounded"]).groupby("quantity").mean()
     assert (shares["held"] >= 0.93 - 2.0 * np.sqrt(0.93 * 0.07 / 120)).all(), shares
     assert shares["bounded"].between(*bounded).all(), shares
@@ -284,3 +308,19 @@ def test_a_simulation_of_heavy_tails_resumes_from_its_blocks(tmp_path, monkeypat
     second.unlink()
     pd.testing.assert_frame_equal(heavy_tails.simulate((number, 12), 4), whole)
     assert first.stat().st_mtime_ns == kept
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_is_learned_and_extrapolated_is_judged_on_the_whole_population(monkeypatch):
+    monkeypatch.setattr(heavy_tails, "PROMPTS", 200)
+    population = heavy_tails.Difficulty(0.5, 4.0)
+    form, variance = heavy_tails.quadratic_form(population), population.truth["rloo", "trace_cov"]
+    assert form[0, 0] == pytest.approx(variance)
+    mean, square = population.moments(estimators.get("rloo").weights(population.whole()) - 0.1 / 8)
+    assert np.array([1, 0, 0, 0.1]) @ form @ np.array([1, 0, 0, 0.1]) == pytest.approx(square - mean @ mean)
+    row = heavy_tails.learned_row(population, 12, 2)
+    assert row["claims_gain"] >= row["claims_gain_and_loses"]
+    assert 0.5 < row["true_ratio"] < 1.5
+    larger = heavy_tails.allocation_rows(population, 12, 2)
+    assert [one["group_size"] for one in larger] == [16, 32]
+    assert all(0.5 < one["true_relative_noise"] < 2.0 for one in larger)

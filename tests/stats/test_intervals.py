@@ -301,6 +301,21 @@ def test_without_the_prompts_that_carry_a_mean_it_has_no_upper_end():
     assert prompts_that_carry(np.array([0.0, 0.0, 3.0])) == 1.0
 
 
+def test_a_long_tail_widens_the_contrast_of_a_fieller_set():
+    """Of either side, the longer the more: samples that lack its largest values have too small a standard error."""
+    quantiles, denominator = stats.norm.ppf((np.arange(100) + 0.5) / 100), mean_statistic(np.full(100, 4.0))
+    for sign in (1.0, -1.0):
+        factors = []
+        for sd in (0.1, 1.0, 2.0):
+            ratio = fieller_ratio(mean_statistic(8.0 + sign * np.exp(sd * quantiles)), denominator)
+            wider = ratio.of_long_tails(0.95)
+            factors.append(np.sqrt(wider.contrast_variance / ratio.contrast_variance))
+            assert wider.denominator_variance == ratio.denominator_variance
+        assert 1.0 <= factors[0] < 1.2 < factors[1] < factors[2]
+    exact = fieller_ratio(denominator.scaled(2.0), denominator)
+    assert exact.of_long_tails(0.95) is exact
+
+
 def test_few_prompts_widen_the_contrast_of_a_fieller_set_and_not_its_denominator():
     rng = np.random.default_rng(2)
     denominator = mean_statistic(rng.normal(4.0, 1.0, 50))

@@ -330,10 +330,11 @@ class VarianceMonitor:
 
     def _of_batch(self, trainer: Trainer, recorded: RecordedStep) -> Mapping[str, float]:
         """Return what the trainer's own batch reaches, from the comparison alone: key → number."""
-        if recorded.variance is None:
+        if recorded.variance is None or recorded.compared is None:
             return {}
         assert self._own is not None
-        found = self._moving.add(recorded.variance, self._own, prompts_of_step(trainer))
+        own = next(row for row in recorded.compared.rows if row.label == self._own)
+        found = self._moving.add(recorded.variance, own, prompts_of_step(trainer))
         return found and found | {"silent_tokens": silent_tokens(Batch.from_measurement(recorded.measured), self._own)}
 
     def _compare_own(self, trainer: Trainer, measured: Measurement) -> str:

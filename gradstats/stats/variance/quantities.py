@@ -312,8 +312,8 @@ def matched_ratio(gradient: GradientStatistics) -> Estimated:
     if gradient.on_target is None or gradient.reference_on_target is None:
         return NOT_ESTIMATED
     root = (gradient.trace_cov / gradient.reference.trace_cov).root()
-    carriers = min(prompts_that_carry(one.second_moment.pseudo_values) for one in (gradient, gradient.reference))
-    return OfEstimatedScale(fieller_ratio(root * gradient.reference_on_target, gradient.on_target), carriers)
+    quotient = fieller_ratio(root * gradient.reference_on_target, gradient.on_target)
+    return OfEstimatedScale(quotient, _carriers(gradient, gradient.reference))
 
 
 def matched_trace_cov(gradient: GradientStatistics) -> Statistic | None:
@@ -332,10 +332,14 @@ def matched_trace_cov(gradient: GradientStatistics) -> Statistic | None:
 
 @dataclass(frozen=True)
 class BoundedQuotient:
-    """A cosine or a share: a quotient that cannot lie outside [lowest, 1]."""
+    """A cosine or a share: a quotient that cannot lie outside [lowest, 1].
+
+    Where few prompts carry it, it has no lower end: it is only known to be at most the upper one.
+    """
 
     quotient: FiellerRatio
     lowest: float
+    carriers: float = math.inf  # prompts that carry the variances of estimator and target
     unknown: Interval = UNKNOWN  # where the statistics are not known
 
     def with_interval(self, confidence_level: float) -> Interval:
@@ -352,13 +356,20 @@ class BoundedQuotient:
         return self.quotient.deviations
 
     def within(self, quantile: float, confidence_level: float) -> tuple[float, float]:
-        """Return the ends for a quantile of the studentised deviation, or for Student's where that is larger.
+        """Return the ends for a quantile of the studentised deviation, or for its own where that is larger.
 
         What lies beyond the possible values, by rounding or by its error, is put at the end that it is nearest to.
         """
-        pieces = self.quotient.solution(confidence_level, quantile) or [(-np.inf, np.inf)]
+        exact = self.quotient.is_exact
+        set_of = self.quotient.of_long_tails(confidence_level).solution
+        pieces = [(self.quotient.value,) * 2] if exact else set_of(confidence_level, quantile) or [(-np.inf, np.inf)]
         low, high = np.clip((pieces[0][0], pieces[-1][1]), self.lowest, 1.0)
-        return float(low), float(high)
+        return self.lowest if self.carriers < FEWEST_CARRIERS and not exact else float(low), float(high)
+
+
+def _carriers(*those: GradientStatistics | PromptMoments) -> float:
+    """Return how many prompts carry the variance of each of several gradients, at least."""
+    return min(prompts_that_carry(one.second_moment.pseudo_values) for one in those)
 
 
 def simultaneous(estimates: Sequence[Estimated], confidence_level: float) -> list[tuple[float, float]]:
@@ -385,8 +396,16 @@ def _is_multiple_of_target(gradient: GradientStatistics) -> bool:
     target, cross = gradient.target.signal, gradient.on_target
     turned = gradient.signal * target - cross * cross
     # ‖G‖² may be 0 by chance, with all prompts or without one of them.
-    largest, of_target = (max(abs(one.value), float(np.abs(one.replicates).max())) for one in (turned, target))
-    return largest <= EXACT * abs(gradient.second_moment.value) * of_target
+    return _is_rounding(turned, gradient.second_moment.value * _largest(target))
+
+
+def _is_rounding(difference: Statistic, scale: float) -> bool:
+    """Whether a difference of numbers of that size is 0 but for rounding, with all prompts and without one of them."""
+    return _largest(difference) <= EXACT * abs(scale)
+
+
+def _largest(statistic: Statistic) -> float:
+    return max(abs(statistic.value), float(np.abs(statistic.replicates).max()))
 
 
 @Quantity(
@@ -405,8 +424,9 @@ def cosine(gradient: GradientStatistics) -> Estimated:
     paired with itself. The product of the norms is less the jackknife's estimate of its bias: roots of unbiased squares
     are too small on average, and the cosine would be too large (of dealt batches the estimate is less the part that a
     finite number of deals adds to it). The estimate may exceed 1 by its error. The interval is
-    the Fieller set of the quotient, cut to [−1, 1]; where the product of the norms is not resolved no value is given,
-    and where one of them may be 0 the interval is all of [−1, 1]. Of a multiple of the target it is 1, exactly.
+    the Fieller set of the quotient, for influences with a long tail, cut to [−1, 1]; where the product of the norms is
+    not resolved no value is given, where one of them may be 0 the interval is all of [−1, 1], and where fewer than 15
+    prompts carry either variance it has no lower end. Of a multiple of the target it is 1, exactly.
     """
     if gradient.target is None or gradient.on_target is None:
         return NOT_ESTIMATED
@@ -418,7 +438,8 @@ def cosine(gradient: GradientStatistics) -> Estimated:
     # √((1 + a)(1 + b)) = 1 + (a + b)/2 − (a − b)²/8 + …, a and b the relative errors of the two squares.
     relative = own.in_units_of_itself() - target.in_units_of_itself()
     norms = norms.without_bias(-norms.value * relative.surplus_over_deals / 8)
-    return BoundedQuotient(fieller_ratio(gradient.on_target, norms), -1.0, unknown=(np.nan, -1.0, 1.0))
+    carriers = _carriers(gradient, gradient.target)
+    return BoundedQuotient(fieller_ratio(gradient.on_target, norms), -1.0, carriers, unknown=(np.nan, -1.0, 1.0))
 
 
 @Quantity(
@@ -434,13 +455,15 @@ def bias_share(gradient: GradientStatistics) -> Estimated:
     r""":math:`\frac{‖E d‖²}{‖E d‖² + \mathrm{tr\,Cov}(g)/B}`, d = g − h with h the target's gradient, in a batch of B.
 
     :math:`‖E d‖²` is estimated without bias from pairs of different prompts, so that it may be negative, and the share
-    with it. The interval is the Fieller set of the quotient, cut to [0, 1].
+    with it. The interval is that of the cosine, cut to [0, 1].
     """
     if gradient.target is None or gradient.on_target is None:
         return NOT_ESTIMATED
     bias_sq = gradient.signal - gradient.on_target.scaled(2.0) + gradient.target.signal
+    if _is_rounding(bias_sq, gradient.second_moment.value):
+        bias_sq = bias_sq.scaled(0.0)
     error = bias_sq + gradient.trace_cov.scaled(1.0 / gradient.prompts_per_batch)
-    return BoundedQuotient(fieller_ratio(bias_sq, error), 0.0)
+    return BoundedQuotient(fieller_ratio(bias_sq, error), 0.0, _carriers(gradient, gradient.target))
 
 
 @Quantity(
@@ -465,8 +488,8 @@ def matched_bias_share(gradient: GradientStatistics) -> Estimated:
 
     with A less the jackknife's estimate of its bias, since the square of an estimated product is too large by its
     variance; it may be negative, and the share with it. Where c is known exactly it is used:
-    :math:`‖E g‖² - 2c⟨E g, G⟩ + c²‖G‖²` is then the squared bias beside tr Cov(g)/B. The interval is the Fieller set of
-    the quotient, cut to [0, 1]; no value is given where the denominator is not resolved.
+    :math:`‖E g‖² - 2c⟨E g, G⟩ + c²‖G‖²` is then the squared bias beside tr Cov(g)/B. The interval is that of
+    the cosine, cut to [0, 1]; no value is given where the denominator is not resolved.
     """
     if gradient.target is None or gradient.on_target is None:
         return NOT_ESTIMATED
@@ -482,7 +505,7 @@ def matched_bias_share(gradient: GradientStatistics) -> Estimated:
     if _is_multiple_of_target(gradient):
         turned = turned.scaled(0.0)  # what is left is rounding
     error = turned + noise.scaled(1.0 / gradient.prompts_per_batch)
-    return BoundedQuotient(fieller_ratio(turned, error), 0.0)
+    return BoundedQuotient(fieller_ratio(turned, error), 0.0, _carriers(gradient, gradient.target))
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,8 @@ class EstimatorVariance:
     share_of_deals: float = 0.0  # of the squared standard error of trace_cov or ratio that more deals would remove
     clipped_share: float = math.nan  # of dealt batches; NaN without a norm that clips
     signal_parts: ComponentsOf | None = field(default=None, repr=False, compare=False)  # None at batch level
+    on_target: float = math.nan  # ⟨E g, G⟩ with the expectation G of the target
+    target_sq: float = math.nan  # ‖G‖²
     # tr Cov at matched signal, up to a factor that all rows of a comparison share; None where the signal is not known.
     at_matched_signal: Statistic | None = field(default=None, repr=False, compare=False)
     # What all of these are functions of; a comparison does not keep it.
@@ -71,6 +73,8 @@ def row_without_gradient(label: str, kept: Float[np.ndarray, " prompts"]) -> Est
 
 def row_of(label: str, gradient: GradientStatistics, **about: Any) -> EstimatorVariance:
     """Return every quantity of one estimator."""
+    if gradient.target is not None and gradient.on_target is not None:
+        about |= {"on_target": gradient.on_target.value, "target_sq": gradient.target.signal.value}
     return EstimatorVariance(
         label,
         {name: one.estimate(gradient) for name, one in QUANTITIES.items()},

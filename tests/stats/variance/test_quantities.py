@@ -9,6 +9,7 @@ from gradstats.stats.intervals import studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, mean_statistic
 from gradstats.stats.variance.moments import Groups, cross_signal, prompt_moments
 from gradstats.stats.variance.quantities import (
+    QUANTITIES,
     GradientStatistics,
     between_prompt,
     bias_share,
@@ -214,7 +215,24 @@ def test_a_multiple_of_the_target_has_its_direction_and_no_interval(factor, targ
     statistics = of(factor * target, target=target)
     assert cosine(statistics).with_interval(0.95) == (np.sign(factor),) * 3
     assert matched_bias_share(of(factor * VECTORS, target=VECTORS)).with_interval(0.95) == (0.0, 0.0, 0.0)
-    assert bias_share(of(target, target=target)).with_interval(0.95)[0] == 0.0
+    assert bias_share(of(target / 0.7 * 0.7, target=target)).with_interval(0.95) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("name", ["cosine", "bias_share", "matched_bias_share"])
+def test_where_few_prompts_carry_the_variance_only_the_upper_end_is_known(name):
+    """Of 30 prompts alike the lower one as well; not of 14, nor where one has most of estimator or target."""
+    quantity, turn = QUANTITIES[name].estimate, np.array([0.0, 0.0, 2.0])
+    heavy = np.where(np.arange(30)[:, None] == 3, 6.0, 1.0)
+    lowest = -1.0 if name == "cosine" else 0.0
+    for few, g, target in (
+        (False, VECTORS + turn, VECTORS),
+        (True, (VECTORS + turn)[:14], VECTORS[:14]),
+        (True, heavy * (VECTORS + turn), VECTORS),
+        (True, VECTORS + turn, heavy * VECTORS),
+    ):
+        value, low, high = quantity(of(g, target=target)).with_interval(0.95)
+        assert (low == lowest) == few
+        assert lowest <= low < value < high
 
 
 @pytest.mark.parametrize("factor", [7.0, 0.01, -0.3])
