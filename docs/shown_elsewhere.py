@@ -57,7 +57,7 @@ USED_ON = {
     "integrations.trl.use_estimator": "docs/training",
     "analyses.plot_allocation": "docs/papers",
     "analyses.plot_alpha_by_block": "docs/papers",
-    "analyses.plot_batch_size": "docs/read_results",
+    "analyses.plot_batch_size": "docs/papers",
     "analyses.plot_block_heatmap": "docs/papers",
     "plots.plot_concentration": "docs/papers",
     "analyses.plot_critic": "docs/papers",
