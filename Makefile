@@ -21,7 +21,7 @@ BROWSER = browser=; for need in chromium chromedriver; do command -v $$need > /d
 	browser=" and not browser"; }; done
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-trainers lint docs figures smollm2 findings clean
+.PHONY: help demo test test-all test-lowest test-trainers lint docs figures smollm2 findings clean
 
 help:  ## list all targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -49,6 +49,17 @@ test-all: $(VENV)/.dev  ## run the test suite including the slow tests, with sha
 	@$(EXAMPLES)
 	@$(BROWSER); $(PYTEST) $(CHECKED) -m "not slow$$browser"
 	@$(PYTEST) --dist load --maxschedchunk 1 --timeout 1800 -m slow
+
+# torch's own lower bound comes with gigabytes of CUDA. Old releases use what newer ones of others have deprecated.
+.venv-lowest/.lowest: pyproject.toml constraints.txt
+	@echo "installing the lower bounds of pyproject.toml into .venv-lowest …"
+	@$(PYTHON) -m venv .venv-lowest
+	@.venv-lowest/bin/pip --disable-pip-version-check install --quiet uv "$$(grep ^torch== constraints.txt)"
+	@.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct --editable '.[dev,gguf,hub]' "$$(grep ^torch== constraints.txt)"
+	@touch $@
+
+test-lowest: .venv-lowest/.lowest  ## run the test suite with the oldest versions that pyproject.toml allows, without Ray and TRL
+	@OMP_NUM_THREADS=1 .venv-lowest/bin/pytest -n 2 --dist worksteal --ignore tests/integrations/trl -W ignore::DeprecationWarning -W ignore::FutureWarning -m "not slow and not browser"
 
 # verl pins other versions than constraints.txt; that of torch is kept, since others come with gigabytes of CUDA. The last
 # three are imported by verl's trainer, and not among its requirements.

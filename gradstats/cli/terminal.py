@@ -145,6 +145,7 @@ def warnings_as_notes() -> Iterator[None]:
         warnings.simplefilter("ignore")
         for category in (UserWarning, RuntimeWarning):
             warnings.filterwarnings("default", category=category)
+        warnings.filterwarnings("ignore", category=DeprecationWarning)  # pyparsing's are UserWarnings too
         warnings.showwarning = tell
         yield
 
