@@ -134,8 +134,8 @@ def mismatch(log: Log, *, n_bins: int = 4) -> Mismatch:
         >>> columns |= {"reward": 1.0, "log_ratio": [0.0, 1.2, 0.1, -0.2, 0.0, 0.3, -0.1, 0.2], "n_ratios": 5}
         >>> columns |= {"abs_gap": 1.0, "n_capped": 0, "n_outside": 0}
         >>> log = gs.rollouts.Log(pd.DataFrame(columns), "made up")
-        >>> round(8 * gs.analyses.mismatch(log).rows[0].effective.value, 2)
-        6.15
+        >>> round(float(8 * gs.analyses.mismatch(log).rows[0].effective.value), 2)  # (Σρ)²/Σρ²
+        6.03
     """
     if why := without_ratios(log):
         raise ValueError(why)
