@@ -128,7 +128,7 @@ def test_what_holds_for_all_rows_at_once_is_in_the_table(printed):
     frame["in_best_set"] = [None, True]
     text = printed(terminal.show_answer_table, VARIANCE, frame, width=240)
     lines = [line.strip() for line in text.splitlines()]
-    headings = next(line for line in lines if line.startswith("estimator"))
+    headings = next(line for line in lines if line.startswith("estimator "))
     assert headings.endswith("best set")
     assert headings.index("ratio to rloo") < headings.index("ratios of all rows") < headings.index("relative noise")
     cells = next(line for line in lines if line.startswith("length_weighted"))

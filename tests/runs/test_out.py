@@ -29,10 +29,11 @@ CASES = {
     "figures": ["export", "RUN", "--only", "figures", "--formats", "svg"],
     "report": ["report", "RUN"],
     "tables": ["export", "RUN", "--only", "tables"],
+    "log": ["log", "RUN"],
 }
 GIVEN = {"POLICY": "policy", "PROBLEMS": "problems.jsonl", "SWEEP": "sweep.yaml"}
 #: Commands that write to a folder of the user's, in which only files of the same names are in their way.
-INTO_FOLDERS = {"figures", "tables", "curve", "variance", "success_bins", "alpha", "plan"}
+INTO_FOLDERS = {"figures", "tables", "curve", "variance", "success_bins", "alpha", "plan", "log"}
 #: Those among them whose folder may be the run itself.
 INTO_THEIR_RUN = {"curve"}
 #: What computes: nothing of it is called where the target is refused.
@@ -174,7 +175,7 @@ INTO_THE_RUN = {
     "tables": (["export", "RUN", "--only", "tables"], "tables/variance.tex"),
 }
 #: Commands that write nothing, or only where --out says.
-WRITE_ELSEWHERE = {"init", "sample", "measure", "variance", "alpha", "plan"}
+WRITE_ELSEWHERE = {"init", "sample", "measure", "variance", "alpha", "plan", "log"}
 READ = {"check", "list", "certify"}
 
 

@@ -142,7 +142,7 @@ FITTED = {"values": {"fitted": True}, "prompts": {"source": "embedded", "n": 6}}
     ("label", "settings", "message"),
     [
         ("gae", {}, "gae needs values, which this run will not measure, so its row will be NaN"),
-        ("remax", {}, r"remax needs greedy_rewards.*sample with greedy=True"),
+        ("remax", {}, r"remax needs greedy_rewards.*sample with --set sampling.greedy=true"),
         ("remax", {"sampling": {"greedy": True}}, None),
         ("otb", {}, r"otb weights each token.*measurement\.token_probes"),
         ("otb", {"measurement": {"token_probes": 8}}, None),

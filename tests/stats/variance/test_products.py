@@ -248,7 +248,8 @@ def test_errors_of_several_estimators_are_estimated_together(in_blocks, monkeypa
     batch, scores = random_scores([8] * 60, 30, np.float64)
     evaluated = counted(monkeypatch, Forms, "_evaluate")
     asked = {"rng": 0, "target": "auto", "scores_are_sketches": True, "unresolved": "nan"}
-    assert len(_equivalents(batch, LABELS[:4], 4, scores, **asked)) == 4
+    sizes, best = _equivalents(batch, LABELS[:4], 4, scores, **asked)
+    assert (len(sizes), best is None) == (4, False)
     assert len(evaluated) == 1
     evaluated.clear()
     quiet_compare(batch, [*LABELS[:2], "batch_mean"], scores, n_resamples=4, scores_are_sketches=True)
