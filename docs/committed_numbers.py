@@ -16,6 +16,8 @@ from gradstats.stats import alpha_difference, fit_length_scaling
 
 FIGURES = Path(__file__).parents[1] / "figures"
 UNRESOLVED = "not resolved"
+#: Verdict where no committed answer bears on a claim.
+UNDECIDED = "not decided here"
 #: Runs, in the order of tables, and what the pages call them.
 NAMES = {
     "qwen_mawps": "Qwen-0.5B on MAWPS",
@@ -86,6 +88,11 @@ class Number(NamedTuple):
     def excess(self) -> Number:
         """By how many percent a ratio exceeds 1."""
         return Number(*(100.0 * (end - 1.0) for end in self))
+
+    @property
+    def saved(self) -> Number:
+        """By how many percent a ratio falls short of 1."""
+        return Number(*(100.0 * (1.0 - end) for end in (self.value, self.high, self.low)))
 
     def inverse(self) -> Number:
         """Return the inverse of a positive number."""

@@ -63,6 +63,28 @@ def at_equal_tokens(group_size: int) -> dict[str, Number]:
     return {run: one for run in COMPARED if (one := of(run, "allocation", "relative_noise", **where)) is not None}
 
 
+def between_prompts(run: str, group_size: int) -> Number:
+    """Return the percentage of RLOO's variance that lies between prompts; the variance is taken as known."""
+    row = rows(run, "group_sizes", estimator="rloo", group_size=group_size).iloc[0]
+    return number(row, "between_prompt").times(100.0 / row["trace_cov"])
+
+
+def best_size(run: str) -> Number:
+    r"""Return the completions of a prompt at which RLOO is least noisy, :math:`1 + \sqrt{v_2/b}` (2603.01162).
+
+    :math:`2 w(2) = v_1 + v_2` and :math:`4 w(4) = v_1 + v_2/3` give :math:`v_2`. The committed tables lack its joint
+    error with b: the interval has the farthest corners of two that hold together, of :math:`v_2` as if groups of 2 and
+    of 4 were independent, which is too wide for the same completions.
+    """
+    found = table(run, "allocation").query("estimator == 'rloo'").set_index("group_size")
+    pairs, fours = (number(found.loc[size], "within_prompt").times(1.5 * size) for size in (2, 4))
+    cost, between = pairs.minus(fours).widened(2), number(found.loc[4], "between_prompt").widened(2)
+    resolved = between.low > 0.0
+    ends = (cost.value / between.value, cost.low / between.high, cost.high / between.low if resolved else math.inf)
+    value, low, high = (1.0 + math.sqrt(max(end, 0.0)) for end in ends)
+    return Number(value if resolved else math.nan, low, high)
+
+
 def effective_prompts(run: str, label: str = "rloo") -> float:
     """Return how many equally noisy prompts an estimator's variance rests on; NaN where it is not compared."""
     found = rows(run, "variance", estimator=label)
@@ -122,7 +144,7 @@ class Learned(NamedTuple):
     @property
     def gain(self) -> Number:
         """What it gains over RLOO, in percent."""
-        return Number(*(100 * (1.0 - end) for end in (self.noise.value, self.noise.high, self.noise.low)))
+        return self.noise.saved
 
 
 def learned(run: str) -> Learned:
@@ -483,3 +505,18 @@ def most_moved_by_deviation() -> float:
         index="success_low", columns="estimator", values="share_of_gradient"
     )
     return math.ceil(1e4 * (shares["grpo"] - shares["rloo"]).abs().max()) / 1e4
+
+
+def cosine_by_enumeration(label: str, group_size: int = 4) -> float:
+    """Return the cosine between an estimator's exact expected gradient and ∇J, on a policy that is enumerated."""
+    policy = EnumeratedPolicy()
+    expected = policy.moments(est.get(label), group_size).mean
+    return float(expected @ policy.gradient / (np.linalg.norm(expected) * np.linalg.norm(policy.gradient)))
+
+
+def in_success_bins(run: str, column: str) -> tuple[Number, list[Number]]:
+    """Return a share of RLOO over the share of prompts, of those of success ½ and of every other bin of success."""
+    bins = rows(run, "success_bins", estimator="rloo").set_index("success_low")
+    of_prompts = bins["n_prompts"] / bins["n_prompts"].sum()
+    found = {low: number(row, column).times(1.0 / of_prompts[low]) for low, row in bins.iterrows()}
+    return found.pop(0.5), list(found.values())

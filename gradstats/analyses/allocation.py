@@ -243,7 +243,8 @@ def allocate(
     is a multiple of it, from the formula, with b and w as measured in groups of 2 and of half the completions (or of
     all, with four of a prompt).
 
-    The best size of RLOO, :math:`1 + \sqrt{v_2/b}`, is the N of the least :math:`N (w(N) + b)`.
+    The best size of RLOO, :math:`1 + \sqrt{v_2/b}`, is the N of the least :math:`N (w(N) + b)`, whatever T
+    (2603.01162, of GRPO's gradient as a U-statistic).
 
     **Intervals.** ``noise_to_signal`` is the critical batch in groups of this size over the prompts that the tokens pay
     for, with its interval (of extrapolated sizes with the ‖∇J‖² of the largest measured one). ``relative_noise``, over

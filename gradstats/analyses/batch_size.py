@@ -212,8 +212,9 @@ def batch_size(
     .. math:: ρ(B) = \frac{(E⟨ĝ_B, G⟩)²}{E‖ĝ_B‖²\,‖G‖²} = \frac{1}{1/\cos² + B^*/B}
 
     of the mean of B groups is the share of the largest possible improvement of one SGD step that it reaches with its
-    best learning rate; cos, between E ĝ and G, is 1 for estimators that are unbiased up to a scale. B* assumes a
-    Hessian that is a multiple of the identity (McCandlish et al., 1812.06162).
+    best learning rate, which follows the signal-to-noise ratio (2511.23310); cos, between E ĝ and G, is 1 for
+    estimators that are unbiased up to a scale. B* assumes a Hessian that is a multiple of the identity (McCandlish et
+    al., 1812.06162).
 
     With the relative noise r, equal alignment takes r times the prompts of the reference, whatever B (below the limit
     of biased estimators); at equal B the progress per step differs by the quotient of the alignments. Drawing prompts

@@ -44,7 +44,7 @@ class SamplerGap(ReprMixin):
         sequence_kl: KL(q‖π) per completion; NaN where every completion has an unknown token.
         sequence_distance: total variation distance per completion.
         effective_sample_size: :math:`(\sum w)^2/\sum w^2` of the completions whose tokens are all known (except for
-            a last token that ended the completion).
+            a last token that ended the completion); 2602.17616 scales learning rates by it.
         n_tokens: tokens whose q is known.
         n_unknown: counted tokens whose q is not.
         n_sequences: completions that enter the sequence quantities.

@@ -194,7 +194,8 @@ def variance_by_success(
       2503.14476), which replaces the others: ``scale`` over ``kept_share``. Replacing them multiplies what every bin
       contributes to a batch by the same 1/P(kept), so that shares stay as they are;
     - ``share_of_gradient`` is :math:`⟨E g^b, E g⟩/‖E g‖²` and ``share_of_variance``
-      :math:`(E⟨g^b, g⟩ - ⟨E g^b, E g⟩)/\mathrm{tr\,Cov}(g)`; both sum to 1 over the bins;
+      :math:`(E⟨g^b, g⟩ - ⟨E g^b, E g⟩)/\mathrm{tr\,Cov}(g)`; both sum to 1 over the bins. That prompts of p = ½ have
+      the largest gradient is said in 2510.01135 and 2607.00152, that low p(1 − p) has a low signal in 2604.06268;
     - ``kept_share`` is the share of groups with any non-zero weight, and ``spread_share`` of those whose rewards are
       not all equal.
 

@@ -106,13 +106,46 @@ def test_a_word_that_no_longer_fits_its_interval_is_named_with_its_sentence(page
         pages.main()
 
 
-def test_a_verdict_on_a_claim_that_changes_is_named(pages, other_figures):
+@pytest.mark.filterwarnings("ignore:variance is left out")
+@pytest.mark.parametrize(
+    ("run", "name", "row", "low", "high", "column", "verdict"),
+    [
+        ("embedded_zoo", "equivalent_group_size", {"group_size": 4}, 2.0, 40.0, "equivalent_group_size", "fails"),
+        ("qwen_mawps", "group_sizes", {"group_size": 4}, -1e3, 1e5, "between_prompt", "holds"),
+        ("qwen_mawps", "allocation", {"group_size": 2}, 0.9, 2.0, "relative_noise", "fails"),
+        ("embedded_resolved", "allocation", {"group_size": 4}, -1.0, 9.0, "between_prompt", "holds"),
+        ("qwen_mawps", "variance", {"estimator": "james_stein"}, 0.85, 0.99, "matched_ratio", "fails in groups of 8"),
+        ("embedded_resolved", "success_bins", {"success_low": 0.5}, 0.5, 0.6, "share_of_gradient", "not resolved"),
+        ("embedded_resolved", "success_bins", {"success_low": 0.5}, 0.1, 0.2, "share_of_gradient", "not resolved"),
+        ("embedded_zoo", "variance", {"estimator": "otb(loo=True)"}, 0.95, 0.99, "matched_ratio", "not resolved"),
+    ],
+)
+def test_a_verdict_on_a_claim_that_changes_is_named(pages, other_figures, run, name, row, low, high, column, verdict):
     def change(frame):
-        frame.loc[frame["group_size"] == 4, ["equivalent_group_size_low", "equivalent_group_size_high"]] = 2.0, 40.0
+        of_row = pd.concat([frame[key] == value for key, value in row.items()], axis=1).all(axis=1)
+        frame.loc[of_row, [column, f"{column}_low", f"{column}_high"]] = (low + high) / 2.0, low, high
 
-    other_figures("embedded_zoo", "equivalent_group_size", change)
-    with pytest.raises(ValueError, match=r'"fails" no longer holds'):
+    other_figures(run, name, change)
+    with pytest.raises(ValueError, match=rf'"{verdict}" no longer holds'):
         pages.render("claims.md")
+
+
+def test_the_best_group_size_follows_from_the_variances(derived, monkeypatch):
+    """With v₁ = 10 and v₂ = 90, w(2) = 50 and w(4) = 10; b = 0.9 makes 1 + √(v₂/b) = 11."""
+    sharp = {
+        f"{part}{end}": [one, other]
+        for part, one, other in (("within_prompt", 50.0, 10.0), ("between_prompt", 0.9, 0.9))
+        for end in ("", "_low", "_high")
+    }
+    frame = pd.DataFrame({"estimator": "rloo", "group_size": [2, 4], **sharp})
+    monkeypatch.setattr(derived, "table", lambda run, name: frame)
+    assert derived.best_size("run") == pytest.approx((11.0, 11.0, 11.0))
+    frame["between_prompt_low"], frame["between_prompt_high"] = -1.0, 0.9
+    assert derived.best_size("run") == pytest.approx((math.nan, 11.0, math.inf), nan_ok=True)
+
+
+def test_the_expected_gradient_of_rloo_has_the_direction_of_the_true_one(derived):
+    assert derived.cosine_by_enumeration("rloo") == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +216,7 @@ def test_differences_of_independent_runs_and_of_several_at_once(committed):
     assert one == pytest.approx((1.0, 0.5, 1.0 + 0.2**0.5 * 0.1**0.5))
     assert number(0.5, 0.4, 0.6).widened(20) == pytest.approx((0.5, 0.346, 0.654), abs=5e-4)  # z of 1 − 0.025/20: 3.02
     assert number(0.5, 0.4, 0.8).inverse() == (2.0, 1.25, 2.5)
+    assert number(0.5, 0.4, 0.8).saved == pytest.approx((50.0, 20.0, 60.0))
 
 
 def test_the_factors_of_the_standard_deviation_are_those_of_enumeration(derived):

@@ -68,8 +68,9 @@ def grpo(
 
     Implementations differ in the standard deviation and ε: verl uses ``ddof=1, eps=1e-6``, the defaults here;
     TRL ``ddof=1, eps=1e-4``; rllm ``ddof=0, eps=1e-6``; open-instruct ``ddof=0, eps=1e-8``.
-    E[ĝ] is not a multiple of ∇J: each prompt is rescaled by the spread of its rewards. ``loo=True`` takes the
-    mean of the others; the standard deviation still includes every sample, so the bias remains.
+    E[ĝ] is not a multiple of ∇J: each prompt is rescaled by the spread of its rewards, read as the curvature of its
+    gradient in 2601.23135. ``loo=True`` takes the mean of the others; the standard deviation still includes every
+    sample, so the bias remains.
 
     Args:
         ddof: the divisor of the variance is N − ddof.

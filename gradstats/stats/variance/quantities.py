@@ -586,8 +586,10 @@ def within_prompt(gradient: GradientStatistics) -> Estimate:
 def between_prompt(gradient: GradientStatistics) -> Estimate:
     """Return ``trace_cov`` less ``within_prompt``: the variance of the prompts' own expected gradients.
 
-    Without bias, so that it may be negative. It does not shrink with the group size. In the square of the gradient's
-    unit. The interval is a delete-one-prompt jackknife on the raw scale; NaN where every prompt has a single group.
+    Without bias, so that it may be negative. It does not shrink with the group size: where it is small, it is
+    completions that count, whatever their prompts (openreview uK4kMpNx0W), but for the cost of small groups' baselines.
+    In the square of the gradient's unit. The interval is a delete-one-prompt jackknife on the raw scale; NaN where
+    every prompt has a single group.
     """
     return NOT_ESTIMATED if gradient.within is None else (gradient.trace_cov - gradient.within).estimate()
 
