@@ -137,8 +137,8 @@ def _on_policy(measured: Measurement) -> OnPolicyCheck | None:
 
 #: What every key begins with.
 PREFIX = "gradstats"
-#: What is logged of a measured step unless all is asked for, besides the ratios of so many estimators.
-_BRIEF, _BRIEF_ESTIMATORS = ("alignment", "alignment_low", "alignment_high", "alpha"), 2
+#: What is logged of a measured step unless all is asked for, besides ratios.
+_BRIEF = ("alignment", "alignment_low", "alignment_high", "alpha")
 
 
 def plain_label(label: str) -> str:
@@ -160,25 +160,24 @@ def plain_labels(labels: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def logged_values(step: RecordedStep, further: Mapping[str, float], *, verbose: bool = False) -> dict[str, float]:
+def logged_values(
+    step: RecordedStep, further: Mapping[str, float], ratios_of: Sequence[str] | None = None
+) -> dict[str, float]:
     """Return what to log of a measured step: key → number, as in ``"gradstats/rloo/ratio_low"``.
-
-    These are ``alpha``, of ``further`` the alignment, and with their ends the ratios of the first two estimators, the
-    reference last.
 
     Args:
         step: the results.
         further: what else is known of the step: key → number.
-        verbose: return all :func:`gradstats.report.result_values.result_values` of the step, and all of ``further``.
+        ratios_of: return the ratios of these estimators, ``alpha`` and the alignment alone; by default all
+            :func:`gradstats.report.result_values.result_values` of the step and all of ``further``.
     """
     found = result_values(step.measured.rollouts, step.alpha, step.variance, on_policy=step.on_policy, gap=step.gap)
     labels = {} if step.variance is None else plain_labels(step.variance["estimator"])
     parts = {key: key.rpartition("/") for key in found}
     found = {f"{labels.get(of, of)}{slash}{name}": found[key] for key, (of, slash, name) in parts.items()}
     found |= further
-    if not verbose:
-        reference = None if step.variance is None else step.variance.attrs["reference"]
-        shown = sorted(labels, key=lambda label: label == reference)[:_BRIEF_ESTIMATORS]
-        ratios = (f"{labels[label]}/ratio{end}" for label in shown for end in ("", "_low", "_high"))
+    if ratios_of is not None:
+        compared = [labels[label] for label in ratios_of if label in labels]
+        ratios = (f"{label}/ratio{end}" for label in compared for end in ("", "_low", "_high"))
         found = {key: found[key] for key in (*_BRIEF, *ratios) if key in found}
     return {f"{PREFIX}/{key}": value for key, value in found.items()}

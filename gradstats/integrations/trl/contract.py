@@ -154,8 +154,8 @@ class Generation:
     def silent_shares(self) -> dict[str, float]:
         """Return :func:`gradstats.integrations.moving_batch.silent_shares`; every process must call this."""
         lengths = self.trainer.accelerator.gather(self.mask().sum(dim=1))
-        rewards = self.rewards().double()
-        return silent_shares(rewards.cpu().numpy(), lengths.cpu().numpy(), self.trainer.num_generations)
+        rewards = self.rewards().cpu().double()
+        return silent_shares(rewards.numpy(), lengths.cpu().numpy(), self.trainer.num_generations)
 
     def usable(self) -> np.ndarray:
         """Return which of this process's completions have a reward, (B,) of bool."""

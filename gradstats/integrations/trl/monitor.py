@@ -111,6 +111,8 @@ _ATTACHED = "gradstats_monitor"
 _WITHIN_GROUPS = tuple(label for label in DEFAULT_ESTIMATORS if not families.get(label).across_groups)
 #: Norms are not split by layer: a fit of α for each would take a tenth of the time.
 _BLOCKS = {".": "all"}
+#: Estimators whose ratios are logged by default.
+_SHOWN = 2
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,8 @@ class VarianceMonitor(TrainerCallback):
         prompts_per_batch: as for :func:`gradstats.compare`.
         confidence_level: level of the intervals.
         keep_measurements: also keep norms and sketches of every measured step.
-        verbose: log all numbers; 12 at most by default.
+        verbose: log all numbers; by default 12 at most, among them the ratios of the first two estimators, of which the
+            reference is the last.
 
     Raises:
         ValueError: for a setting out of range.
@@ -198,7 +201,8 @@ class VarianceMonitor(TrainerCallback):
         self._measurement = MeasurementSection(params=params, sketch_dim=sketch_dim, blocks=_BLOCKS)
         self._every, self._n_prompts = every, n_prompts
         self._out = None if out is None else Path(out)
-        self._keep_measurements, self._verbose = keep_measurements, verbose
+        self._keep_measurements = keep_measurements
+        self._ratios_of = None if verbose else sorted(labels, key=lambda label: label == reference)[:_SHOWN]
         self._last: int | None = None
         self._session: MeasuringSession | None = None
         self._record: TrainingRecord | None = None
@@ -291,14 +295,14 @@ class VarianceMonitor(TrainerCallback):
                 recorded = self._recorded(trainer, parts, step)
                 of_batch = self._of_batch(trainer, recorded)
                 further = of_batch | {"seconds": time.perf_counter() - start}
-                values = logged_values(recorded, further, verbose=self._verbose)
+                values = logged_values(recorded, further, self._ratios_of)
                 assert self._own is not None
                 size = trainer.num_generations
                 tqdm.write(step_in_words(step, self._own, size, of_batch | silent, self._moving.better))
         except (Exception, SystemExit) as error:  # code of the user may end the process
             self.n_skipped += 1
             self._complaints.say(f"the gradients of step {step} were not measured", error)
-        if self._verbose:
+        if self._ratios_of is None:
             values |= {f"{PREFIX}/skipped": float(self.n_skipped), f"{PREFIX}/left_out": float(self.n_left_out)}
         return values
 
