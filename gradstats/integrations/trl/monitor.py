@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -281,7 +281,7 @@ class VarianceMonitor(TrainerCallback):
             for key, value in values.items():
                 trainer._metrics["train"][key].append(value)
 
-    def _measured(self, generation: Generation, silent: Mapping[str, float]) -> Mapping[str, float]:
+    def _measured(self, generation: Generation, silent: dict[str, float]) -> dict[str, float]:
         """Measure a batch and print what it says; returns what the main process logs of it."""
         trainer, step = generation.trainer, generation.trainer.state.global_step
         start = time.perf_counter()
