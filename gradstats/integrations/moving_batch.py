@@ -135,13 +135,14 @@ def step_in_words(step: int, own: str, group_size: int, values: Mapping[str, flo
     said = []
     if "batch_prompts" in values:
         aligned, low, high = (values.get(f"alignment{end}", math.nan) for end in _ENDS)
-        if math.isfinite(aligned + low + high):
+        # In whole per cent, ends at 0 and 100 exclude nothing.
+        if math.isfinite(aligned + high) and round(low, 2) > 0.0:
             # Of an estimator that is biased in direction this is an upper bound.
             bound = "" if families.get(own).expected_scale(group_size) else "up to "
             share = (
                 f"a step of {own} makes {bound}{percentage(aligned, low, high)} of the progress of one without noise"
             )
-        elif high < 1.0:
+        elif high <= 0.99:
             share = f"a step of {own} makes at most {percentage_at_most(high)} of the progress of one without noise"
         else:
             share = f"how near a step of {own} comes to one without noise is not resolved yet"
