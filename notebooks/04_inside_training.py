@@ -91,7 +91,7 @@ _ = trainer.train()
 # What the monitor logs goes through the trainer's own reporters. Four groups a step give wide intervals.
 
 # %%
-logged = pd.DataFrame([row for row in trainer.state.log_history if "gradstats/trace_cov" in row]).set_index("step")
+logged = pd.DataFrame([row for row in trainer.state.log_history if "gradstats/alpha" in row]).set_index("step")
 logged = logged.rename(columns=lambda name: name.removeprefix("gradstats/"))
 logged[["alpha", "reinforce/ratio", "reinforce/ratio_low", "reinforce/ratio_high"]].round(2)
 

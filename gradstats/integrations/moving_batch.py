@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 
 from gradstats import estimators as families
-from gradstats.estimators.batch import Batch
+from gradstats.analyses.numbers import percentage, percentage_at_most
 from gradstats.stats.intervals import fieller_ratio
 from gradstats.stats.jackknife import Interval, mean_statistic
+from gradstats.stats.silent_groups import equal_rewards
 from gradstats.stats.variance.alignment import alignment_at, selection_adjusted_upper
-from gradstats.stats.variance.moments import weighted_rows
 from gradstats.stats.variance.row import EstimatorVariance
 
 #: Measured steps of the moving estimate.
@@ -33,8 +33,12 @@ class MovingBatch:
     :math:`\mathrm{tr\,Cov}(g)\,‖G‖²/⟨E g, G⟩²`. The three are unbiased in every step, so that their means over steps
     resolve what no single step does. Its interval takes the steps as the sample, and its upper end is open where the
     signal is resolved only just.
+
+    Attributes:
+        better: the estimator that the last ``best_saving`` is of, where that is resolved also for the best of several.
     """
 
+    better: str | None = None
     # tr Cov(g), ‖E g‖², ⟨E g, G⟩ and ‖G‖² of the trainer's own estimator, and the relative noise of all
     _steps: deque[tuple[tuple[float, ...], pd.Series]] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
@@ -46,6 +50,7 @@ class MovingBatch:
             own: what was estimated of the trainer's own estimator.
             n_prompts: prompts that an optimizer step learns from.
         """
+        self.better = None
         table, label = variance.set_index("estimator"), own.label
         of_own = (*(float(table.at[label, name]) for name in ("trace_cov", "signal_sq")), own.on_target, own.target_sq)
         if not np.isfinite(of_own).all():
@@ -80,16 +85,19 @@ class MovingBatch:
 
     def _saving(self, own: str, level: float) -> Mapping[str, float]:
         """Return the share of prompts that the best estimator saves over the trainer's own at equal alignment."""
-        best, of_own = mean_statistic(np.zeros(_FEWEST)), self._relative_noise(own)
-        for label in self._steps[-1][1].index.drop(own):
+        best, better, of_own = mean_statistic(np.zeros(_FEWEST)), None, self._relative_noise(own)
+        others = self._steps[-1][1].index.drop(own)
+        for label in others:
             with np.errstate(invalid="ignore", divide="ignore"):
                 logarithms = np.log(self._relative_noise(label) / of_own)
             known = logarithms[np.isfinite(logarithms)]
             if len(known) >= _FEWEST and known.mean() < best.value:
-                best = mean_statistic(known)
+                best, better = mean_statistic(known), label
         if not np.isfinite(of_own).sum() >= _FEWEST:
             return {}
         low, high = best.estimate().confidence_interval(level)
+        if better is not None and best.estimate().confidence_interval(1.0 - (1.0 - level) / len(others))[1] < 0.0:
+            self.better = better
         return _with_ends("best_saving", (1.0 - math.exp(best.value), 1.0 - math.exp(high), 1.0 - math.exp(low)))
 
 
@@ -97,7 +105,52 @@ def _with_ends(name: str, interval: Interval) -> dict[str, float]:
     return {f"{name}{end}": one for end, one in zip(_ENDS, interval, strict=True)}
 
 
-def silent_tokens(batch: Batch, estimator: str) -> float:
-    """Return the share of tokens in groups in which every weight of an estimator is 0."""
-    kept = np.bincount(batch.group_index, weighted_rows(families.get(estimator).weights(batch))) > 0
-    return float(batch.lengths[~kept[batch.group_index]].sum() / batch.lengths.sum())
+def silent_shares(rewards: np.ndarray, lengths: np.ndarray, group_size: int) -> dict[str, float]:
+    """Return the shares of groups whose rewards are all equal, and of the tokens that are in them: key → number.
+
+    Args:
+        rewards: of each completion, those of a group in a row; NaN where one has no reward, which is left out.
+        lengths: tokens that count.
+        group_size: completions of a group.
+    """
+    usable = np.flatnonzero(np.isfinite(rewards))
+    if not usable.size:
+        return {}
+    equal = equal_rewards(rewards[usable], usable // group_size, lengths[usable])
+    silent, tokens = equal.size == equal.of, equal.size * equal.length
+    found = {"silent_groups": float(silent.sum() / len(np.unique(equal.group)))}
+    return found | ({"silent_tokens": float(tokens[silent].sum() / tokens.sum())} if tokens.any() else {})
+
+
+def step_in_words(step: int, own: str, group_size: int, values: Mapping[str, float], better: str | None = None) -> str:
+    """State what a measured step says about the trainer's batch, and nothing that it does not resolve.
+
+    Args:
+        step: optimizer steps so far.
+        own: the trainer's own estimator.
+        group_size: completions of a group.
+        values: what :meth:`MovingBatch.add` and :func:`silent_shares` returned.
+        better: as :attr:`MovingBatch.better`.
+    """
+    said = []
+    if "batch_prompts" in values:
+        aligned, low, high = (values.get(f"alignment{end}", math.nan) for end in _ENDS)
+        # In whole per cent, ends at 0 and 100 exclude nothing.
+        if math.isfinite(aligned + high) and round(low, 2) > 0.0:
+            # Of an estimator that is biased in direction this is an upper bound.
+            bound = "" if families.get(own).expected_scale(group_size) else "up to "
+            share = (
+                f"a step of {own} makes {bound}{percentage(aligned, low, high)} of the progress of one without noise"
+            )
+        elif high <= 0.99:
+            share = f"a step of {own} makes at most {percentage_at_most(high)} of the progress of one without noise"
+        else:
+            share = f"how near a step of {own} comes to one without noise is not resolved yet"
+        over = f" (over {values['over_steps']:.0f} measured steps)" if values["over_steps"] > 1 else ""
+        said.append(f"with {values['batch_prompts']:.4g} prompts × {group_size} completions, {share}{over}")
+    if better is not None and "best_saving" in values:
+        saving = percentage(*(values[f"best_saving{end}"] for end in _ENDS))
+        said.append(f"{better} would need {saving} fewer prompts")
+    if "silent_tokens" in values:
+        said.append(f"{values['silent_tokens']:.0%} of the tokens are in groups whose rewards are all equal")
+    return f"step {step}: {'; '.join(said)}"

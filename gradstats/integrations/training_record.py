@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -135,14 +137,47 @@ def _on_policy(measured: Measurement) -> OnPolicyCheck | None:
 
 #: What every key begins with.
 PREFIX = "gradstats"
+#: What is logged of a measured step unless all is asked for, besides ratios.
+_BRIEF = ("alignment", "alignment_low", "alignment_high", "alpha")
 
 
-def logged_values(step: RecordedStep, seconds: float) -> dict[str, float]:
+def plain_label(label: str) -> str:
+    """Return the label of an estimator as it stands in keys: without commas, spaces, parentheses and equals signs.
+
+    >>> plain_label("length_weighted(alpha=0.8, loo=True)"), plain_label("recipe:grpo(ratio=none)")
+    ('length_weighted-alpha-0.8-loo', 'recipe:grpo-ratio-none')
+    """
+    return re.sub(r"[\s,()=]+", "-", re.sub(r"=True\b", "", label)).rstrip("-")
+
+
+def plain_labels(labels: Iterable[str]) -> dict[str, str]:
+    """Return label → :func:`plain_label`, with a number where an earlier one reads the same."""
+    found: dict[str, str] = {}
+    for label in labels:
+        plain = plain_label(label)
+        names = itertools.chain([plain], (f"{plain}-{number}" for number in itertools.count(2)))
+        found[label] = next(name for name in names if name not in found.values())
+    return found
+
+
+def logged_values(
+    step: RecordedStep, further: Mapping[str, float], ratios_of: Sequence[str] | None = None
+) -> dict[str, float]:
     """Return what to log of a measured step: key → number, as in ``"gradstats/rloo/ratio_low"``.
 
-    These are the :func:`gradstats.report.result_values.result_values` of the step, and ``seconds``.
+    Args:
+        step: the results.
+        further: what else is known of the step: key → number.
+        ratios_of: return the ratios of these estimators, ``alpha`` and the alignment alone; by default all
+            :func:`gradstats.report.result_values.result_values` of the step and all of ``further``.
     """
-    found = result_values(step.measured.rollouts, step.alpha, step.variance, on_policy=step.on_policy, gap=step.gap) | {
-        "seconds": seconds
-    }
+    found = result_values(step.measured.rollouts, step.alpha, step.variance, on_policy=step.on_policy, gap=step.gap)
+    labels = {} if step.variance is None else plain_labels(step.variance["estimator"])
+    parts = {key: key.rpartition("/") for key in found}
+    found = {f"{labels.get(of, of)}{slash}{name}": found[key] for key, (of, slash, name) in parts.items()}
+    found |= further
+    if ratios_of is not None:
+        compared = [labels[label] for label in ratios_of if label in labels]
+        ratios = (f"{label}/ratio{end}" for label in compared for end in ("", "_low", "_high"))
+        found = {key: found[key] for key in (*_BRIEF, *ratios) if key in found}
     return {f"{PREFIX}/{key}": value for key, value in found.items()}

@@ -1,5 +1,6 @@
 """The folder of a monitored training run, and what is logged of a step."""
 
+import dataclasses
 import json
 import math
 import warnings
@@ -12,7 +13,7 @@ from command_line import run
 import gradstats as gs
 from gradstats.config.experiment import Experiment
 from gradstats.config.sections import PolicySection, PromptsSection, VarianceSection
-from gradstats.integrations.training_record import TrainingRecord, WarnOnce, logged_values
+from gradstats.integrations.training_record import TrainingRecord, WarnOnce, logged_values, plain_labels
 from gradstats.measurement.measurement import Measurement
 from gradstats.report.saved_results import read_results
 from gradstats.rollouts.table import Rollouts
@@ -129,7 +130,7 @@ def test_a_training_run_that_resumes_keeps_the_steps_before(tmp_path):
 class TestLoggedValues:
     def test_are_those_of_the_record(self, recorded):
         step = recorded[1][1]
-        values = logged_values(step, 1.5)
+        values = logged_values(step, {"seconds": 1.5})
         frame = step.variance.set_index("estimator")
         for label in ("rloo", "reinforce"):
             for name in ("ratio", "ratio_low", "ratio_high", "matched_ratio", "kept_share"):
@@ -142,17 +143,34 @@ class TestLoggedValues:
         assert values["gradstats/mean_reward"] == step.measured.rollouts.rewards.mean()
         assert all(map(math.isfinite, values.values()))
 
+    def test_are_few_with_plain_keys_unless_all_are_asked_for(self, recorded):
+        step, further, label = recorded[1][1], {"alignment": 0.4, "batch_prompts": 16.0}, "norm_weighted(loo=True)"
+        renamed = step.variance.replace({"estimator": {"reinforce": label}})
+        values = logged_values(dataclasses.replace(step, variance=renamed), further, [label, "missing"])
+        ratios = [f"gradstats/norm_weighted-loo/ratio{end}" for end in ("", "_low", "_high")]
+        assert list(values) == ["gradstats/alignment", "gradstats/alpha", *ratios]
+        assert values[ratios[1]] == renamed["ratio_low"].iloc[1]
+
+    def test_have_different_keys_for_different_labels(self):
+        labels = ["rloo", "asymmetric(delta=-0.1, loo=True)", "a(b=c(d=1), e=2)", "a(b=c(d=1, e=2))"]
+        assert list(plain_labels(labels).values()) == [
+            "rloo",
+            "asymmetric-delta--0.1-loo",
+            "a-b-c-d-1-e-2",
+            "a-b-c-d-1-e-2-2",
+        ]
+
     def test_leave_out_what_is_not_resolved(self, recorded):
         step = recorded[1][0]
         table = step.variance.set_index("estimator")
         assert math.isnan(table.loc["rloo", "noise_to_signal"])  # no gradient but noise
-        assert not [key for key in logged_values(step, 1.0) if "noise_to_signal" in key]
+        assert not [key for key in logged_values(step, {}) if "noise_to_signal" in key]
 
     def test_leave_out_alpha_alone_where_lengths_are_equal(self, tmp_path):
         step = record(tmp_path / "watch").add("step-000000", measured(n_prompts=2, longest=3))
         assert step.alpha is None
         assert any(remark.startswith("left out: length scaling: ") for remark in step.remarks)
-        values = logged_values(step, 1.0)
+        values = logged_values(step, {})
         assert not [key for key in values if "alpha" in key]
         assert values["gradstats/reinforce/ratio"] > 0
         assert "gradstats/on_policy" not in values  # two prompts
@@ -160,5 +178,5 @@ class TestLoggedValues:
     def test_say_that_samples_are_off_policy(self, tmp_path):
         one = measured()
         one.rollouts.metadata["sampler"]["temperature"] = 0.5
-        values = logged_values(record(tmp_path / "watch").add("step-000000", one), 1.0)
+        values = logged_values(record(tmp_path / "watch").add("step-000000", one), {})
         assert values["gradstats/on_policy"] == 0.0

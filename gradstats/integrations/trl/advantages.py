@@ -17,7 +17,7 @@ from gradstats.estimators.batch import Batch, how_to_get
 from gradstats.estimators.estimator import Estimator
 from gradstats.estimators.recipes.recipe import Recipe
 from gradstats.gradients.session import MeasuringSession
-from gradstats.integrations.training_record import PREFIX, WarnOnce
+from gradstats.integrations.training_record import PREFIX, WarnOnce, plain_label
 from gradstats.integrations.trl.contract import (
     IN_USE,
     Generation,
@@ -85,7 +85,7 @@ class EstimatorInUse:
             logged.extend(shown)
             self.n_replaced += 1
         metrics = generation.trainer._metrics["train"]
-        metrics[f"{PREFIX}/{self.estimator.label}/in_use"].append(float(found is not None))
+        metrics[f"{PREFIX}/{plain_label(self.estimator.label)}/in_use"].append(float(found is not None))
         metrics[f"{PREFIX}/kept"].append(float(self.n_kept))
 
     def _of_all(self, generation: Generation) -> tuple[Tensor, Tensor] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from gradstats.estimators.recipes.recipe import Recipe
 from gradstats.integrations.installed import known_versions
+from gradstats.integrations.moving_batch import silent_shares
 from gradstats.rollouts.table import Rollouts
 from gradstats.stats.on_policy import NEUTRAL
 from gradstats.system.environment import installed
@@ -80,6 +82,20 @@ def check_trainer(trainer: Trainer) -> None:
         )
 
 
+def trainer_of(state: object) -> Trainer:
+    """Return the trainer that a callback is called by, of which transformers hands over only its ``state``."""
+    from transformers import Trainer as AnyTrainer
+
+    # The class is asked for by type(), since an object may pretend to another one.
+    found = [one for one in gc.get_objects() if issubclass(type(one), AnyTrainer) and vars(one).get("state") is state]
+    if len(found) != 1:
+        raise ValueError(
+            "the trainer cannot be found from its callbacks: call VarianceMonitor(…).attach(trainer) before "
+            "trainer.train() instead"
+        )
+    return found[0]
+
+
 def _refuse_partitioned(trainer: Trainer) -> None:
     """Refuse a trainer in which no process holds whole parameters."""
     state = trainer.accelerator.state
@@ -134,6 +150,12 @@ class Generation:
         """Return which tokens of this process's completions count, (B, T): not padding, nor the output of tools."""
         mask = self.output["completion_mask"]
         return (mask if "tool_mask" not in self.output else mask * self.output["tool_mask"]).bool()
+
+    def silent_shares(self) -> dict[str, float]:
+        """Return :func:`gradstats.integrations.moving_batch.silent_shares`; every process must call this."""
+        lengths = self.trainer.accelerator.gather(self.mask().sum(dim=1))
+        rewards = self.rewards().cpu().double()
+        return silent_shares(rewards.numpy(), lengths.cpu().numpy(), self.trainer.num_generations)
 
     def usable(self) -> np.ndarray:
         """Return which of this process's completions have a reward, (B,) of bool."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import nn
+from tqdm.auto import tqdm
+from transformers import TrainerCallback
 
 from gradstats import estimators as families
 from gradstats.config.experiment import Experiment
@@ -29,7 +31,7 @@ from gradstats.config.sections import (
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import composition_of
 from gradstats.gradients.session import MeasuringSession
-from gradstats.integrations.moving_batch import MovingBatch, silent_tokens
+from gradstats.integrations.moving_batch import MovingBatch, step_in_words
 from gradstats.integrations.training_record import PREFIX, RecordedStep, TrainingRecord, WarnOnce, logged_values
 from gradstats.integrations.trl.contract import (
     Generation,
@@ -40,6 +42,7 @@ from gradstats.integrations.trl.contract import (
     prompts_of_step,
     sampler_settings,
     torch_as_it_was,
+    trainer_of,
 )
 from gradstats.measurement.measurement import Measurement
 from gradstats.policy.checkpoint import known_as
@@ -108,6 +111,8 @@ _ATTACHED = "gradstats_monitor"
 _WITHIN_GROUPS = tuple(label for label in DEFAULT_ESTIMATORS if not families.get(label).across_groups)
 #: Norms are not split by layer: a fit of α for each would take a tenth of the time.
 _BLOCKS = {".": "all"}
+#: Estimators whose ratios are logged by default.
+_SHOWN = 2
 
 
 @dataclass(frozen=True)
@@ -120,18 +125,20 @@ class _Part:
     error: str | None = None
 
 
-class VarianceMonitor:
+class VarianceMonitor(TrainerCallback):
     """Measure the variance of several estimators on a trainer's own completions, and log it.
 
-    Every so many optimizer steps, when completions have been drawn and scored and before they are learnt from, their
-    gradients are measured with the live model, as :func:`gradstats.measure` does, and compared, as
-    :func:`gradstats.compare` does. The numbers of :func:`gradstats.integrations.training_record.logged_values` go to
-    the trainer's own reporters, with those of :class:`gradstats.integrations.moving_batch.MovingBatch` on the batch of
-    an optimizer step: of the trainer's :func:`gradstats.integrations.trl.contract.own_estimator`, which is compared
-    whether or not the list has it; of the reference where it weights single tokens. Everything goes to a folder that
+    It is one of the trainer's ``callbacks``, or attached to it. Every so many optimizer steps, when completions have
+    been drawn and scored and before they are learnt from, their gradients are measured with the live model, as
+    :func:`gradstats.measure` does, and compared, as :func:`gradstats.compare` does. The numbers of
+    :func:`gradstats.integrations.training_record.logged_values` go to the trainer's own reporters, with those of
+    :class:`gradstats.integrations.moving_batch.MovingBatch` on the batch of an optimizer step: of the trainer's
+    :func:`gradstats.integrations.trl.contract.own_estimator`, which is compared whether or not the list has it; of the
+    reference where it weights single tokens. One sentence of them is printed. Of every batch drawn, measured or not,
+    the shares of silent groups and of their tokens are logged
+    (:func:`gradstats.integrations.moving_batch.silent_shares`). Everything measured goes to a folder that
     ``gradstats export`` draws. The training run ends with the same weights, bit for bit, as without a monitor. What
-    cannot be measured is warned of, skipped and counted (``gradstats/skipped``, ``gradstats/left_out``); it never
-    stops the training.
+    cannot be measured is warned of, skipped and counted; it never stops the training.
 
     Completions without a reward are left out, and so are groups of which fewer than two are left. One of which no
     token counts, as of a truncated one with ``mask_truncated_completions``, stays with its reward and gradient 0.
@@ -149,6 +156,8 @@ class VarianceMonitor:
         prompts_per_batch: as for :func:`gradstats.compare`.
         confidence_level: level of the intervals.
         keep_measurements: also keep norms and sketches of every measured step.
+        verbose: log all numbers; by default 12 at most, among them the ratios of the first two estimators, of which the
+            reference is the last.
 
     Raises:
         ValueError: for a setting out of range.
@@ -173,6 +182,7 @@ class VarianceMonitor:
         prompts_per_batch: int | None = None,
         confidence_level: float = CONFIDENCE_LEVEL,
         keep_measurements: bool = False,
+        verbose: bool = False,
     ) -> None:
         if every < 1:
             raise ValueError(f"every is {every}: give the number of steps between two measurements, at least 1")
@@ -192,6 +202,7 @@ class VarianceMonitor:
         self._every, self._n_prompts = every, n_prompts
         self._out = None if out is None else Path(out)
         self._keep_measurements = keep_measurements
+        self._ratios_of = None if verbose else sorted(labels, key=lambda label: label == reference)[:_SHOWN]
         self._last: int | None = None
         self._session: MeasuringSession | None = None
         self._record: TrainingRecord | None = None
@@ -224,6 +235,12 @@ class VarianceMonitor:
         vars(trainer)[_ATTACHED] = self
         return self
 
+    def on_train_begin(self, args: object, state: object, control: object, **_: object) -> None:
+        """Attach to the trainer that has the monitor among its ``callbacks``, unless that was done before."""
+        trainer = trainer_of(state)
+        if vars(trainer).get(_ATTACHED) is not self:
+            self.attach(trainer)
+
     @property
     def folder(self) -> Path | None:
         """The folder of the record; None before the monitor is attached."""
@@ -253,27 +270,41 @@ class VarianceMonitor:
         )
 
     def _observe(self, generation: Generation) -> None:
-        """Measure a batch that is due; every process takes part."""
+        """Log what a batch says without a measurement, and measure one that is due; every process takes part."""
         trainer, step = generation.trainer, generation.trainer.state.global_step
-        if self._last is not None and step // self._every == self._last // self._every:
-            return
-        self._last = step
+        silent = generation.silent_shares()
+        values = {f"{PREFIX}/{key}": value for key, value in silent.items()}
+        if self._last is None or step // self._every != self._last // self._every:
+            self._last = step
+            values |= self._measured(generation, silent)
+        if trainer.accelerator.is_main_process:
+            for key, value in values.items():
+                trainer._metrics["train"][key].append(value)
+
+    def _measured(self, generation: Generation, silent: dict[str, float]) -> dict[str, float]:
+        """Measure a batch and print what it says; returns what the main process logs of it."""
+        trainer, step = generation.trainer, generation.trainer.state.global_step
         start = time.perf_counter()
-        part = self._measured_part(generation)
-        parts = gathered(trainer, part)
+        parts = gathered(trainer, self._measured_part(generation))
         if not trainer.accelerator.is_main_process:
-            return
+            return {}
+        values: dict[str, float] = {}
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # they are in the record
-                values = dict(self._recorded(trainer, parts, step, start))
+                recorded = self._recorded(trainer, parts, step)
+                of_batch = self._of_batch(trainer, recorded)
+                further = of_batch | {"seconds": time.perf_counter() - start}
+                values = logged_values(recorded, further, self._ratios_of)
+                assert self._own is not None
+                size = trainer.num_generations
+                tqdm.write(step_in_words(step, self._own, size, of_batch | silent, self._moving.better))
         except (Exception, SystemExit) as error:  # code of the user may end the process
             self.n_skipped += 1
             self._complaints.say(f"the gradients of step {step} were not measured", error)
-            values = {}
-        values |= {f"{PREFIX}/skipped": float(self.n_skipped), f"{PREFIX}/left_out": float(self.n_left_out)}
-        for key, value in values.items():
-            trainer._metrics["train"][key].append(value)
+        if self._ratios_of is None:
+            values |= {f"{PREFIX}/skipped": float(self.n_skipped), f"{PREFIX}/left_out": float(self.n_left_out)}
+        return values
 
     def _measured_part(self, generation: Generation) -> _Part:
         """Measure what this process drew; an error is returned, since the other processes wait for the result."""
@@ -301,8 +332,8 @@ class VarianceMonitor:
         said = [str(one.message) for one in caught if issubclass(one.category, (UserWarning, RuntimeWarning))]
         return _Part(measured, left_out, tuple(dict.fromkeys(said)))
 
-    def _recorded(self, trainer: Trainer, parts: Sequence[_Part], step: int, start: float) -> Mapping[str, float]:
-        """Join what all processes measured, analyse it and write it; returns what to log."""
+    def _recorded(self, trainer: Trainer, parts: Sequence[_Part], step: int) -> RecordedStep:
+        """Join what all processes measured, analyse it and write it."""
         self.n_left_out += sum(part.n_left_out for part in parts)
         if errors := [part.error for part in parts if part.error is not None]:
             raise ValueError(errors[0])
@@ -325,17 +356,15 @@ class VarianceMonitor:
         remarks = dict.fromkeys(remark for part in parts for remark in part.remarks)
         recorded = self._record.add(step_name(step), measured, list(remarks))
         self.n_measured += 1
-        of_batch = {f"{PREFIX}/{key}": value for key, value in self._of_batch(trainer, recorded).items()}
-        return of_batch | logged_values(recorded, time.perf_counter() - start)
+        return recorded
 
-    def _of_batch(self, trainer: Trainer, recorded: RecordedStep) -> Mapping[str, float]:
+    def _of_batch(self, trainer: Trainer, recorded: RecordedStep) -> dict[str, float]:
         """Return what the trainer's own batch reaches, from the comparison alone: key → number."""
         if recorded.variance is None or recorded.compared is None:
             return {}
         assert self._own is not None
         own = next(row for row in recorded.compared.rows if row.label == self._own)
-        found = self._moving.add(recorded.variance, own, prompts_of_step(trainer))
-        return found and found | {"silent_tokens": silent_tokens(Batch.from_measurement(recorded.measured), self._own)}
+        return self._moving.add(recorded.variance, own, prompts_of_step(trainer))
 
     def _compare_own(self, trainer: Trainer, measured: Measurement) -> str:
         """Have the estimator that the trainer uses compared as well; return its label in the list, or the reference's

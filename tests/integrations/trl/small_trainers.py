@@ -42,14 +42,14 @@ def small_trainer(kind: str, folder: Path, *, model: torch.nn.Module | None = No
         "num_generations": GROUP_SIZE, "max_completion_length": 8, "beta": 0.0, "bf16": False, "max_steps": 2,
         "learning_rate": 1e-2, "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True, "seed": 3,
     } | settings  # fmt: skip
-    peft_config = given.pop("peft_config", None)
+    further = {name: given.pop(name, None) for name in ("peft_config", "callbacks")}
     return getattr(trl, f"{kind}Trainer")(
         model=small_model() if model is None else model,
         args=getattr(trl, f"{kind}Config")(**given),
         processing_class=small_tokenizer(),
         reward_funcs=rewards,
         train_dataset=datasets.Dataset.from_dict({"prompt": ["one", "two three", "three", "four", "five six", "six"]}),
-        peft_config=peft_config,
+        **further,
     )
 
 

@@ -6,6 +6,7 @@ import torch
 from small_trainers import GROUP_SIZE, odd_rewards, small_trainer
 
 from gradstats.estimators import Batch, get, recipes
+from gradstats.integrations.training_record import plain_label
 from gradstats.integrations.trl import use_estimator
 from gradstats.integrations.trl.contract import Generation, intercept, own_estimator
 
@@ -156,7 +157,7 @@ def test_what_is_logged_is_what_is_learnt_from(tmp_path, label):
             advantages = advantages.sum(dim=1) / seen.mask().sum(dim=1).clamp(min=1)
         np.testing.assert_allclose(trainer._logs["advantages"], advantages, rtol=1e-6, atol=1e-7)
     metrics = trainer._metrics["train"]
-    assert metrics[f"gradstats/{label}/in_use"] == [1.0, 1.0]
+    assert metrics[f"gradstats/{plain_label(label)}/in_use"] == [1.0, 1.0]
     assert metrics["gradstats/kept"] == [0.0, 0.0]
 
 

@@ -24,6 +24,7 @@ from small_trainers import (
 import gradstats as gs
 from gradstats import estimators as families
 from gradstats.gradients.session import MeasuringSession
+from gradstats.integrations.training_record import plain_label
 from gradstats.integrations.trl import VarianceMonitor, use_estimator
 from gradstats.integrations.trl.contract import prompts_of_step
 from gradstats.integrations.trl.monitor import live_policy, step_name
@@ -74,8 +75,9 @@ LABELS = ["rloo", "group_mean", "length_weighted(alpha=0.8, loo=True)", "norm_we
 
 def watched(kind, folder, *, monitor=None, **settings):
     trainer = small_trainer(kind, folder, **settings)
-    watching = (VarianceMonitor(LABELS, every=1, out=folder / "watch") if monitor is None else monitor).attach(trainer)
-    return trainer, watching
+    if monitor is None:
+        monitor = VarianceMonitor(LABELS, every=1, out=folder / "watch", verbose=True)
+    return trainer, monitor.attach(trainer)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -131,7 +133,7 @@ class TestLoggedValues:
             for name in ("ratio", "ratio_low", "matched_ratio", "matched_ratio_high", "kept_share"):
                 expected = table.loc[label, name]
                 if np.isfinite(expected):
-                    assert row[f"{label}/{name}"] == pytest.approx(expected, rel=1e-4), (label, name)
+                    assert row[f"{plain_label(label)}/{name}"] == pytest.approx(expected, rel=1e-4), (label, name)
         assert row["trace_cov"] == pytest.approx(table.loc["rloo", "trace_cov"], rel=1e-4)
         fit = gs.alpha_report(measured)
         assert row["alpha"] == pytest.approx(fit.fit.alpha, rel=1e-3)
@@ -206,7 +208,36 @@ class TestLoggedValues:
         row = logged(trainer)[0]
         assert row["batch_prompts"] == 3
         assert row["critical_batch_low"] == pytest.approx(table.loc[label, "noise_to_signal_low"], abs=1e-12)
-        assert f"{label}/kept_share" in row
+        assert f"{plain_label(label)}/kept_share" in row
+
+    def test_of_a_callback_are_few_and_one_sentence(self, tmp_path, capsys):
+        """Also where the monitor was attached before, and where the trainer trains a second time."""
+        rows = {}
+        for name, attached in (("attached", True), ("found", False)):
+            monitor = VarianceMonitor(LABELS, every=2, out=tmp_path / name)
+            settings = {"max_steps": 3, "gradient_checkpointing": False, "callbacks": [monitor]}
+            trainer = small_trainer("GRPO", tmp_path, **settings)
+            if attached:
+                monitor.attach(trainer)
+            trainer.train()
+            said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+            assert [line.partition(": with 3 prompts × 4 completions, ")[0] for line in said] == ["step 0", "step 2"]
+            assert all("0% of the tokens are in groups whose rewards are all equal" in line for line in said)
+            rows[name] = logged(trainer)
+            monitor.on_train_begin(trainer.args, trainer.state, trainer.control)
+        assert rows["found"] == rows["attached"]
+        assert len({key for row in rows["found"] for key in row}) in (11, 12)  # the alignment is not always resolved
+        assert not [key for row in rows["found"] for key in row if set(key) & set(",() =")]
+        ratios = {key for row in rows["found"] for key in row if "ratio" in key}
+        labels = ("group_mean", "length_weighted-alpha-0.8-loo")  # neither the reference nor the trainer's own
+        assert ratios == {f"{label}/ratio{end}" for label in labels for end in ("", "_low", "_high")}
+        assert "alpha" in rows["found"][0]
+
+    def test_of_a_callback_without_its_trainer(self):
+        with pytest.raises(
+            ValueError, match=r"cannot be found from its callbacks: call VarianceMonitor.*attach\(trainer"
+        ):
+            VarianceMonitor().on_train_begin(None, object(), None)
 
     def test_hold_numbers_only(self, tmp_path):
         """Lengths that are all equal leave α out, and α only."""
@@ -222,7 +253,10 @@ class TestLoggedValues:
         trainer, _ = watched("GRPO", tmp_path, monitor=monitor, max_steps=5, gradient_checkpointing=False)
         trainer.train()
         assert monitor.n_measured == 3
-        assert [row["n_sequences"] for row in logged(trainer)] == [2 * GROUP_SIZE] * 3
+        assert ["rloo/ratio" in row for row in logged(trainer)] == [True, False] * 2 + [True]
+        assert all(row["silent_groups"] == row["silent_tokens"] == 0.0 for row in logged(trainer))
+        rollouts = gs.read_rollouts(monitor.folder / step_name(2) / "rollouts")
+        assert len(rollouts) == 2 * GROUP_SIZE
         assert sorted(path.name for path in (tmp_path / "gradstats").glob("step-*")) == [
             "step-000000", "step-000002", "step-000004",
         ]  # fmt: skip
@@ -292,7 +326,7 @@ class TestTheModelIsAsItWas:
         with pytest.warns(RuntimeWarning, match=r"step 0 were not measured \(RuntimeError: no luck\); training contin"):
             trainer.train()
         assert (monitor.n_measured, monitor.n_skipped) == (0, 1)
-        assert logged(trainer)[0] == {"skipped": 1.0, "left_out": 0.0}
+        assert logged(trainer)[0] == {"silent_groups": 0.0, "silent_tokens": 0.0, "skipped": 1.0, "left_out": 0.0}
         plain = small_trainer("GRPO", tmp_path / "plain", max_steps=1, bf16=True, gradient_checkpointing=False)
         assert_same_bits(trained(plain), weights_of(trainer))
 
@@ -363,7 +397,7 @@ class TestBadInput:
         weights = families.get("rloo").weights(families.Batch.from_measurement(measured))
         np.testing.assert_allclose(weights[inside] @ measured.sketches[inside], expected, rtol=1e-5, atol=1e-7)
         table = gs.compare(measured, LABELS).to_frame().set_index("estimator")
-        assert found["norm_weighted(loo=True)/ratio"] == pytest.approx(
+        assert found["norm_weighted-loo/ratio"] == pytest.approx(
             table.loc["norm_weighted(loo=True)", "ratio"], rel=1e-3
         )
 

@@ -29,7 +29,7 @@ trainer = small_trainer(
 if mode != "own":
     use_estimator(trainer, "group_mean")
     labels = ["rloo", "reinforce", "norm_weighted(loo=True)"]
-    monitor = VarianceMonitor(labels, every=1, keep_measurements=True).attach(trainer)
+    monitor = VarianceMonitor(labels, every=1, keep_measurements=True, verbose=True).attach(trainer)
 trainer.train()
 if trainer.accelerator.is_main_process:
     torch.save({name: tensor.detach() for name, tensor in trainer.model.named_parameters()}, folder / f"{mode}.pt")
@@ -69,6 +69,7 @@ def test_two_processes(tmp_path):
     import torch
 
     import gradstats as gs
+    from gradstats.integrations.training_record import plain_label
 
     for mode in ("own", "watched"):
         start(tmp_path, mode)
@@ -84,7 +85,7 @@ def test_two_processes(tmp_path):
     row = json.loads((tmp_path / "logged.json").read_text())[1]
     table = gs.compare(measured, ["rloo", "reinforce", "norm_weighted(loo=True)"]).to_frame().set_index("estimator")
     for label in table.index:
-        assert row[f"{label}/ratio"] == pytest.approx(table.loc[label, "ratio"])
+        assert row[f"{plain_label(label)}/ratio"] == pytest.approx(table.loc[label, "ratio"])
     # Each completion is scored with its own reward: the rewards are a function of the token ids.
     for ids, reward in zip(measured.rollouts.frame["completion_tokens"], measured.rollouts.rewards, strict=True):
         assert reward == pytest.approx(0.1 * sum(ids) / len(ids) + 0.037 * len(ids), rel=1e-6)
