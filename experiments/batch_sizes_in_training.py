@@ -38,7 +38,7 @@ from gradstats import estimators
 from gradstats.analyses.batch_size import batch_size
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
-from gradstats.integrations.moving_batch import MovingBatch, silent_tokens
+from gradstats.integrations.moving_batch import MovingBatch, silent_shares
 from gradstats.plots import estimator_appearance, save_figure, style
 from gradstats.plots.marks import draw_series, estimates_of, legend_below, with_ends
 from gradstats.plots.names import variants
@@ -374,7 +374,7 @@ def watched_run(task: Task) -> pd.DataFrame:
             compared = gs.compare(batch, WATCHED_LABELS, token_scores)
             own = compared.rows[WATCHED_LABELS.index(WATCHED.label)]
         known = {"step": step, "reward": float(batch.rewards.mean())}
-        known |= {"silent_tokens": silent_tokens(batch, WATCHED.label)}
+        known |= silent_shares(batch.rewards, batch.lengths, WATCHED.group_size)
         known |= logs.add(compared.to_frame(), own, WATCHED_BATCH)
         if step % 10 == 0:
             one, best = (
