@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -47,7 +48,8 @@ def in_new_process(script: Path, experiment: Experiment, folder: Path, *words: s
     environment = os.environ | {"PYTHONPATH": searched, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
     command = [sys.executable, "-W", "ignore", str(script), str(folder / "tiny.yaml"), str(folder / "runs"), *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    print(done.stderr)  # for a test that fails
+    assert done.returncode == 0
     return done.stdout.splitlines()
 
 
@@ -108,6 +110,8 @@ def forked(action: Callable[[], object]) -> int:
         try:
             action()
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     return child

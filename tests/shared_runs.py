@@ -6,9 +6,9 @@ at once, the first of which is killed there: at a moment of a write, as in :mod:
 shards were made twice.
 """
 
+import multiprocessing
 import os
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -64,20 +64,19 @@ def main(experiment_file: str, folder: str, n: str, *moments: str) -> None:
         moment, _, write = text.partition(":")
         out = Path(folder, text.replace(":", "-").replace("/", "-"))
         counts, analysed = out.with_suffix(".counts"), out.with_suffix(".analysed")
-        begin = time.monotonic() + 0.2
+        started = multiprocessing.get_context("fork").Barrier(int(n))
         out.parent.mkdir(exist_ok=True)
         analysed.touch()
 
         def together(
-            is_first: bool, moment=moment, write=write, out=out, counts=counts, analysed=analysed, begin=begin
+            is_first: bool, moment=moment, write=write, out=out, counts=counts, analysed=analysed, started=started
         ):
             keep_count(counts)
             if is_first and moment == "claimed":
                 kill_when_claimed(int(write))
             elif is_first and moment != "none":
                 kill_at(moment, write)
-            while time.monotonic() < begin:  # all in the same millisecond
-                pass
+            started.wait()  # all begin in the same millisecond
             if run_experiment(experiment, out, progress=False) is not None:
                 with analysed.open("a") as file:
                     file.write(f"{os.getpid()}\n")

@@ -30,7 +30,7 @@ from gradstats.runs.ranks import is_first, n_ranks
 from gradstats.runs.regrading import finish_regrading, read_regradings
 from gradstats.runs.tracking import Tracking
 from gradstats.system.environment import environment
-from gradstats.system.files import partials, read_json, remove_partials, write_json
+from gradstats.system.files import PARTIAL, holds_only, read_json, remove_partials, write_json
 from gradstats.system.lock import LOCK, TURN, turn
 from gradstats.system.outputs import OutputType
 from gradstats.system.shards import PLAN
@@ -366,14 +366,14 @@ def listed_results(path: Path) -> list[Path]:
     return [path / name for name in names if Path(name).parent.as_posix() in (".", "tables", "figures")]
 
 
-def _holds_something(path: Path) -> bool:
-    """Return whether a folder contains more than the remains of a run that was killed at its very beginning."""
-    own = ("rollouts", "measurement", LOCK, TURN)
-    left = {*partials(path), *path.glob(CALLS), *(path / name for name in own)}
+def _is_ours(path: Path) -> bool:
+    """Return whether a folder is a run directory, or contains what a run that was killed at its very beginning left."""
+    if not path.is_dir():
+        return False
     folders = [path / name for name in ("rollouts", "measurement") if (path / name).is_dir()]
-    return bool(set(path.iterdir()) - left) or any(set(folder.iterdir()) - set(partials(folder)) for folder in folders)
+    left = holds_only(path, "rollouts", "measurement", LOCK, TURN, CALLS, PARTIAL)
+    # Asked last: whoever begins it meanwhile writes the experiment before all else that was not expected.
+    return (left and all(holds_only(folder, PARTIAL) for folder in folders)) or is_run_directory(path)
 
 
-RUN_DIRECTORY = OutputType(
-    "a run directory", lambda path: path.is_dir() and (is_run_directory(path) or not _holds_something(path))
-)
+RUN_DIRECTORY = OutputType("a run directory", _is_ours)

@@ -29,7 +29,7 @@ from gradstats.runs.pipeline import results_of, run_experiment
 from gradstats.runs.tracking import require_tracker
 from gradstats.runs.validate import check_names
 from gradstats.runs.workers import require_execution
-from gradstats.system.files import atomic_path, identity, partials, remove_partials
+from gradstats.system.files import PARTIAL, atomic_path, holds_only, identity, remove_partials
 from gradstats.system.lock import LOCK, TURN, Company, only_writer, turn
 from gradstats.system.outputs import OutputType, claim, csv_with, refuse_links
 from gradstats.system.user_code import code_beside
@@ -184,7 +184,7 @@ def _share(folder: Path, cell: Cell, finished: Sequence[Cell]) -> None:
                 folder / source.name / name,
                 partial / name,
                 copy_function=_link,
-                ignore=shutil.ignore_patterns(LOCK, ".*.partial"),
+                ignore=shutil.ignore_patterns(LOCK, PARTIAL),
             )
         write_recorded_experiment(partial / "experiment.yaml", cell.experiment.to_yaml())
 
@@ -215,8 +215,7 @@ def _refuse_other_folder(folder: Path, name: str) -> None:
 
 def _is_sweep(folder: Path) -> bool:
     """Return whether a folder is that of a sweep, or holds nothing but what a killed process left."""
-    left = {folder / LOCK, folder / TURN, *partials(folder)}
-    return folder.is_dir() and ((folder / LISTED).is_file() or not {*folder.iterdir()} - left)
+    return folder.is_dir() and (holds_only(folder, LOCK, TURN, PARTIAL) or (folder / LISTED).is_file())
 
 
 _SWEEP = OutputType("that of a sweep", _is_sweep)

@@ -66,6 +66,8 @@ def remark_on_missing_checksums() -> None:
     )
 
 
+#: How the temporary names of :func:`atomic_path` look.
+PARTIAL = ".*.partial"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # Of a rename to a name that something has.
 _OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
@@ -171,7 +173,12 @@ def remove_partials(folder: Path) -> None:
 
 def partials(folder: Path) -> list[Path]:
     """List what interrupted writers left in ``folder`` (names ending in ``.partial``)."""
-    return list(folder.glob(".*.partial"))
+    return list(folder.glob(PARTIAL))
+
+
+def holds_only(folder: Path, *patterns: str) -> bool:
+    """Return whether all names in a folder match; it is listed once, since others may be about to begin in it."""
+    return all(any(path.match(pattern) for pattern in patterns) for path in folder.iterdir())
 
 
 def write_json(path: str | os.PathLike[str], data: Mapping[str, object]) -> None:

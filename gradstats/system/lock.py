@@ -93,7 +93,9 @@ class Company:
     def share(self) -> None:
         """Let others work on the folder, which until then the first process has alone."""
         if self.alone and not _try_lock(self._file, shared=True):
-            raise HeldError(self.path, _holder(self._file))
+            holder = _holder(self._file)
+            self._file.close()  # one that waited has got it, whose file it is now
+            raise HeldError(self.path, holder)
         self.alone = False
 
     def becomes_only(self) -> bool:
@@ -103,8 +105,8 @@ class Company:
         """
         if not self.alone:
             self._file.close()  # first: NFS keeps a lock that cannot be raised, and none would be the last
-            with suppress(HeldError):
-                self._file, self.alone = _acquired(self.path, of_company=True), True
+            with suppress(HeldError, FileNotFoundError):  # the latter: another was the last, and has ended
+                self._file, self.alone = _acquired(self.path, of_company=True, create=False), True
         return self.alone
 
 
@@ -144,14 +146,20 @@ def _release(file: BinaryIO, path: Path) -> None:
 
 
 def _acquired(
-    path: Path, *, of_any_host: bool = False, of_company: bool = False, shared: bool = False, wait: bool = False
+    path: Path,
+    *,
+    of_any_host: bool = False,
+    of_company: bool = False,
+    shared: bool = False,
+    wait: bool = False,
+    create: bool = True,
 ) -> BinaryIO:
     """Return the open lock file, held by this process; ``of_company``: as one of several, ``shared`` with them."""
     while True:
         if path.is_dir() and not path.is_symlink():
             raise LockedError(f"{path} is a folder, but the lock file of {path.parent} belongs there: remove it")
         with naming_full_disk(path):
-            descriptor = _descriptor(path)
+            descriptor = _descriptor(path, create)
         file = os.fdopen(descriptor, "r+b", buffering=0)  # unbuffered: closing must not fail for what is not written
         try:
             holds = _try_lock(file, shared=shared, wait=wait)
@@ -184,10 +192,10 @@ def write_into(file: BinaryIO, about: dict[str, object], path: Path) -> None:
         file.write(json.dumps(about).encode())
 
 
-def _descriptor(path: Path) -> int:
-    """Open or create the lock file; a link is not followed, since the file that it leads to would be overwritten."""
+def _descriptor(path: Path, create: bool) -> int:
+    """Open, or create, the lock file; a link is not followed, since the file that it leads to would be overwritten."""
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o644)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise PermissionError(

@@ -11,7 +11,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from gradstats.system.files import digest, partials, read_json, remove_partials, remove_path, to_json, write_json
+from gradstats.system.files import (
+    PARTIAL,
+    digest,
+    holds_only,
+    partials,
+    read_json,
+    remove_partials,
+    remove_path,
+    to_json,
+    write_json,
+)
 from gradstats.system.lock import LOCK, only_writer
 
 Content = TypeVar("Content")
@@ -67,7 +77,7 @@ class Shards(Generic[Content]):
         folder = Path(folder)
         recorded = folder / "settings.json"
         wanted = json.loads(to_json(settings))
-        if not recorded.exists() and folder.exists() and set(folder.iterdir()) - {*partials(folder), folder / LOCK}:
+        if folder.exists() and not holds_only(folder, LOCK, PARTIAL) and not recorded.exists():
             raise ValueError(f"{folder} is not empty and does not contain a command's shards: choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
         with only_writer(folder):

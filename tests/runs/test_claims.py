@@ -11,10 +11,14 @@ import pytest
 import shared_runs
 from killed_runs import MOMENTS, contents, forked, in_new_process
 
+from gradstats.report.saved_results import write_recorded_experiment
 from gradstats.runs import claims
 from gradstats.runs.claims import Board, Spent, make_missing
+from gradstats.runs.directory import RUN_DIRECTORY
 from gradstats.runs.pipeline import run_experiment
+from gradstats.runs.sweep import _SWEEP
 from gradstats.system.lock import holder_of, together
+from gradstats.system.outputs import claim
 from gradstats.system.shards import Shards
 
 #: In processes that fork: what a write, a claim or the end of a run is interrupted by.
@@ -180,6 +184,24 @@ def test_a_process_that_begins_during_the_analysis_waits_for_its_results(experim
     assert [result is None for result in found] == [ends]
     assert "note: waiting, since another process is working on" in (said := capsys.readouterr().err)
     assert "choose another folder" not in said  # which is for an error
+
+
+@pytest.mark.parametrize("kind", [RUN_DIRECTORY, _SWEEP])
+@pytest.mark.parametrize("begun", [".{}.host-1-0.partial", "{}"])
+def test_a_folder_that_another_process_begins_during_the_look_is_one_of_ours(tmp_path, monkeypatch, kind, begun):
+    listed, name = Path.iterdir, "experiment.yaml" if kind is RUN_DIRECTORY else "sweep.json"
+
+    def meanwhile(folder):
+        write_recorded_experiment(tmp_path / begun.format(name), "name: tiny\n")
+        return listed(folder)
+
+    monkeypatch.setattr(Path, "iterdir", meanwhile)
+    claim(tmp_path, kind)
+    (tmp_path / "thesis.tex").touch()
+    (tmp_path / name).unlink(missing_ok=True)
+    monkeypatch.setattr(Path, "iterdir", listed)
+    with pytest.raises(FileExistsError, match="exists and is not"):
+        claim(tmp_path, kind)
 
 
 def shared(experiment, folder, n, *moments):

@@ -1,6 +1,7 @@
 """One writer at a time: a living process is respected, a dead one is not."""
 
 import errno
+import fcntl
 import io
 import json
 import os
@@ -10,10 +11,11 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from gradstats.system import lock
 from gradstats.system.lock import LOCK, TURN, Company, HeldError, LockedError, claimed, only_writer, together, turn
 
 _HOLD = """
@@ -147,6 +149,38 @@ def test_of_two_that_end_at_once_one_is_the_last(tmp_path):
             with ThreadPoolExecutor(2) as pool:
                 found = list(pool.map(Company.becomes_only, (one, other)))
             assert sorted(found) == [False, True]
+
+
+def test_one_that_asks_when_the_last_has_ended_is_not_another_last(tmp_path, monkeypatch):
+    acquired = lock._acquired
+    with shared(tmp_path) as one, ExitStack() as of_other:
+        other = of_other.enter_context(shared(tmp_path))
+
+        def late(*args, **options):
+            monkeypatch.setattr(lock, "_acquired", acquired)
+            assert other.becomes_only()
+            of_other.close()
+            return acquired(*args, **options)
+
+        monkeypatch.setattr(lock, "_acquired", late)
+        assert not one.becomes_only()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_lock_that_a_waiting_process_gets_while_it_would_be_shared_is_left_to_it(tmp_path, monkeypatch):
+    """The system changes a lock in two steps."""
+    flock, waiting = fcntl.flock, (tmp_path / LOCK).open("w+b")
+
+    def in_two_steps(file, how):
+        if how == fcntl.LOCK_SH | fcntl.LOCK_NB:
+            flock(file, fcntl.LOCK_UN)
+            flock(waiting, fcntl.LOCK_EX)
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", in_two_steps)
+    with waiting, pytest.raises(HeldError):
+        enter(shared(tmp_path))
+    assert (tmp_path / LOCK).exists()
 
 
 def test_one_that_ends_leaves_the_turn_of_one_that_begins(tmp_path):
