@@ -113,7 +113,7 @@ class Catalogue:
                 yield label, label_weights(self.batches, get(label), self._probes).reshape(-1)
             except (TypeError, ValueError):  # a parameter without a default, or a field that is not enumerated
                 continue
-        yield from sorted(self._compositions(), key=lambda one: (one[0].count("="), len(one[0])))
+        yield from sorted(self._compositions(), key=lambda one: (one[0].count("="), "clip_cov" in one[0], len(one[0])))
 
     def _compositions(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield recipes of an advantage, a scale, an aggregation, and at most one of ratio, correction and mask.

@@ -161,3 +161,9 @@ def test_an_expected_label_is_named_where_its_weights_are_equal():
     label = "trl:luspo(vllm_importance_sampling_correction=False)"
     assert catalogue.nearest(weights, label) == (label, 1.0, 1.0)
     assert catalogue.nearest(weights, "rloo")[0] != "rloo"
+
+
+def test_a_plain_clip_is_named_before_one_that_does_the_same_here():
+    batches = Batches.of("older")
+    weights = label_weights(batches, get("recipe:custom(advantage=rloo, ratio=token_clip)"), np.arange(400))
+    assert Catalogue(batches, {}).nearest(weights)[0] == "recipe:custom(advantage=rloo, ratio=token_clip)"
