@@ -148,9 +148,13 @@ def _share(triple: tuple[float, float, float]) -> str:
 def _count(value: float, low: float, high: float) -> str:
     """Write a number of completions with its interval.
 
-    >>> _count(96.0, 61.0, 170.0), _count(np.inf, 300.0, np.inf), _count(96.0, 61.0, np.inf)
-    ('96 [61, 170]', 'more than 300', '96 [≥ 61]')
+    >>> _count(96.0, 61.0, 170.0), _count(np.inf, 300.0, np.inf)
+    ('96 [61, 170]', 'more than 300')
+    >>> _count(96.0, 61.0, np.inf), _count(4.0, np.nan, np.nan)
+    ('96 [≥ 61]', '4')
     """
+    if np.isnan(low):
+        return f"{value:,.0f}"
     if not np.isfinite(value):
         return f"more than {low:,.0f}"
     return f"{value:,.0f} [≥ {low:,.0f}]" if not np.isfinite(high) else f"{value:,.0f} [{low:,.0f}, {high:,.0f}]"

@@ -10,6 +10,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import tyro
 
 from gradstats.cli import terminal
@@ -71,6 +72,8 @@ def _read(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a file that ``--json`` wrote."""
     import json
 
+    if not path.is_file():
+        raise FileNotFoundError(f"expect={path} does not exist: write it with `gradstats certify NAME --json > {path}`")
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
         return [{**row, "key": (row["setting"], row["sampler"])} for row in rows]
@@ -194,7 +197,8 @@ def _screen(title: str, rows: Sequence[Row]) -> list[str]:
 
 def _failure(name: str, rows: Sequence[Row]) -> str:
     """Return a line on an invariance that fails: in how many settings, and how far in the worst of them."""
-    worst = max(rows, key=lambda row: (row.deviations or {})[name])
+    deviations = [(row.deviations or {})[name] for row in rows]
+    worst = rows[int(np.argmax(np.nan_to_num(deviations, nan=np.inf)))]
     return _cut(f"  {name:<22}{len(rows):>4} × {_deviation(worst, name):<9} {worst.setting} ({worst.sampler})", _WIDTH)
 
 

@@ -157,7 +157,8 @@ def _nearest_path(message: str, words: Sequence[str]) -> str:
     for word in words:
         path = Path(word)
         named = re.search(rf"(?<![\w/]){re.escape(str(path))}(?![\w/])", message)
-        if named and path.name and not path.exists() and path.parent.is_dir():
+        of_function = Path(word.rpartition(":")[0]).is_file()
+        if named and path.name and not (path.exists() or of_function) and path.parent.is_dir():
             beside = [one.name for one in path.parent.iterdir()]
             for name in get_close_matches(path.name, beside, 1, 0.7):
                 return f"; did you mean {path.with_name(name)}?"

@@ -224,7 +224,7 @@ def _tables(file: Path, reader: _Reader) -> Iterator[pa.Table]:
             reader.choose(list(map(str, frame)), file)
             wanted = [name for name in map(str, frame) if name in reader.wanted(list(map(str, frame)))]
             yield pa.table({name: pa.array(frame[name], from_pandas=True) for name in wanted})
-    except (pa.ArrowException, OSError, pd.errors.ParserError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         said = " ".join(str(error).split())[:200]
         raise ValueError(f"{file} cannot be read as a table ({said}): copy it again from the trainer") from error
 
@@ -307,6 +307,11 @@ class _Reader:
             if part in of_part:
                 rows[part] = _numbers(of_part[part], part, where)
         rows |= self._lengths(of_part, where)
+        if "length" in rows and (odd := rows["length"] < 0).any():
+            raise ValueError(
+                f"{where.row(odd)} has the length {rows['length'][odd][0]:g}, which is below 0: name another column "
+                "with length"
+            )
         counted, sizes_of_mask = _flat(of_part["mask"]) if "mask" in of_part else (np.zeros(0), None)
 
         def mask_of(sizes: Int[np.ndarray, " n"]) -> Bool[np.ndarray, " tokens"]:

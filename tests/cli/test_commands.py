@@ -95,7 +95,7 @@ def test_help_misspelt_names_and_imports_load_nothing_heavy():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_help_shows_the_commands_in_groups_and_the_nearest_is_proposed(monkeypatch, capsys):
+def test_help_shows_the_commands_in_groups_and_the_nearest_is_proposed(monkeypatch, capsys, tmp_path):
     for words in ([], ["--help"], ["-h"]):
         code, out, _ = run(monkeypatch, capsys, *words)
         assert code == 0
@@ -109,6 +109,11 @@ def test_help_shows_the_commands_in_groups_and_the_nearest_is_proposed(monkeypat
     assert code == 1
     assert "there is no command 'varaince': did you mean variance?" in err
     assert "did you mean" not in run(monkeypatch, capsys, "zzz")[2]
+    functions = tmp_path / "mine.py"
+    functions.write_text("x = 3")
+    _, _, err = run(monkeypatch, capsys, "certify", f"{functions}:x")
+    assert "is a int, not a function" in " ".join(err.split())
+    assert "did you mean" not in err
     assert "it is a question, gradstats ask RUN profile; " in run(monkeypatch, capsys, "profile", "x")[2]
 
 

@@ -140,6 +140,8 @@ REFUSED = [
     ("log.csv", "prompt,reward,step\nq,1,1.5\nq,1,2\n", "row 1 of .* has the step 1.5"),
     ("log.jsonl", '{"prompt": "q", "reward": 1}\n{"prom', "line 2 of .* is not JSON .*truncated"),
     ("log.parquet", "no table", "cannot be read as a table"),
+    ("log.csv", "prompt,reward,length\nq,1,5\nq,0,-3\n", "row 2 of .* has the length -3, .* name another column"),
+    ("log.csv", "", r"log\.csv cannot be read as a table"),
     (
         "log.jsonl",
         '{"prompt": "q", "reward": 1, "rollout_log_probs": [0.1], "old_log_probs": [0.1, 0.2]}\n' * 2,

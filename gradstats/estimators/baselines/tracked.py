@@ -74,7 +74,7 @@ def beta_tracker(batch: Batch, decay: float = 0.9, start: float = 0.5, count: fl
     r"""Return :math:`A_i = R_i - \frac{α}{α+β}`, with :math:`α ← ρα + r`, :math:`β ← ρβ + 1 - r`. SPO, 2509.13232.
 
     The mean of a Beta posterior that forgets; SPO lets ρ follow the divergence between steps, and whitens A over the
-    batch.
+    batch. That ρ is constant, and that the first count fades as well, is assumed here.
 
     Args:
         batch: the completions, with the column ``history``: a list of earlier rewards for each, oldest first.

@@ -78,6 +78,7 @@ def tapered(
     r"""TOPR, 2503.14286: w = A where A > 0, else :math:`\min(ρ_i, c)A` with the whole completion's ratio.
 
     Completions to imitate count whatever their probability now; those to avoid only while the policy still draws them.
+    The paper's A is the reward itself; Trinity-RFT's ``topr`` has the same, with ratios of tokens.
 
     Args:
         cap: c.
@@ -286,7 +287,9 @@ def linear_length(batch: Batch, beta: float, max: float) -> Float[np.ndarray, "n
 def relative_length(batch: Batch, beta: float) -> Float[np.ndarray, "n"]:
     r"""GR³, 2603.10535: the reward becomes :math:`R_i/(1 + α T_i/\bar T)`, with the mean length of the group.
 
-    Returned is the difference to R. A reward of 0 is left alone, unlike under an additive price.
+    The multiplicative rescaling by group is the paper's; this form of it is taken from notes, and the paper's
+    calibration by advantages is left out. Returned is the difference to R. A reward of 0 is left alone, unlike under
+    an additive price.
 
     Args:
         beta: α.

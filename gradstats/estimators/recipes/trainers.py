@@ -47,7 +47,8 @@ def trl(
 ) -> Parts:
     """Return the parts of TRL's loss, as with vLLM: without it set ``vllm_importance_sampling_correction=False``.
 
-    ``num_generations`` is the group size, and ``vespo`` takes the ratio to the sampler itself, uncorrected.
+    ``num_generations`` is the group size. ``vespo`` takes the ratio to the sampler into its own weight; that TRL first
+    truncates or masks it at ``vllm_importance_sampling_clip_max`` is left out, where φ is small.
     """
     high = epsilon if epsilon_high is None else epsilon_high
     by_sequence = _choose("importance_sampling_level", importance_sampling_level, {"token": False, "sequence": True})
@@ -99,6 +100,11 @@ def trl(
     if vllm_importance_sampling_correction and loss_type != "vespo":
         greatest, least = vllm_importance_sampling_clip_max, vllm_importance_sampling_clip_min
         name, bound = _choose("vllm_importance_sampling_mode", vllm_importance_sampling_mode, _TRL_CORRECTIONS)
+        if by_sequence and name.endswith("tokens"):  # TRL then gives every token their mean over the completion
+            raise ValueError(
+                f"vllm_importance_sampling_mode={vllm_importance_sampling_mode!r} is not known with ratios of "
+                "sequences: use 'sequence_mask' or 'sequence_truncate'"
+            )
         parts["correction"] = get_component("correction", name, **{bound: greatest, "low": least})
     if mask_truncated_completions:
         parts["filter"] = "mask_truncated"

@@ -108,7 +108,7 @@ def _certified(subject: Subject, catalogues: dict[tuple[str, bool], Catalogue]) 
     if not np.isfinite(weights).all():
         return Row(subject.name, subject.sampler, deviations=deviations, error="weights are not finite")
     moments, reference = batches.moments(weights), batches.moments(catalogue.reference)
-    label, factor, likeness = catalogue.nearest(weights)
+    label, factor, likeness = catalogue.nearest(weights, subject.expected)
     own, others = length_scaled(subject, tried[0]) if subject.sampler == "on-policy" else (np.nan, np.nan)
     return Row(
         subject.name, subject.sampler, moments.coefficient, _relative_bias(moments), moments.cosine,

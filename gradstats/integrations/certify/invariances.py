@@ -23,6 +23,7 @@ class Subject:
         parameters: values that labels are tried with, by the parameter names of :mod:`gradstats.estimators`.
         contiguous: whether groups are runs of rows, and not known by their names.
         has_kl: whether the loss has a KL term.
+        expected: the label that this setting should equal, in the trainer's own words; "" for none.
     """
 
     setting: Mapping[str, str]
@@ -30,6 +31,7 @@ class Subject:
     parameters: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     contiguous: bool = False
     has_kl: bool = False
+    expected: str = ""
 
     @property
     def name(self) -> str:

@@ -63,8 +63,19 @@ class Catalogue:
             self._known[label] = label_weights(self.batches, get(label), np.arange(len(self.batches.rows)))
         return self._known[label]
 
-    def nearest(self, weights: Float[np.ndarray, "m b t"]) -> tuple[str, float, float]:
-        """Return the label whose weights are equal, else nearest: the label, the factor, and the cosine of weights."""
+    def nearest(self, weights: Float[np.ndarray, "m b t"], expected: str = "") -> tuple[str, float, float]:
+        """Return the label whose weights are equal, else nearest: the label, the factor, and the cosine of weights.
+
+        Args:
+            weights: those of a trainer.
+            expected: the label that is tried first, if any.
+        """
+        if (
+            expected
+            and weights.any()
+            and np.abs(weights - self._everywhere(expected)).max() <= (_EQUAL * np.abs(weights).max())
+        ):
+            return expected, 1.0, 1.0
         labels, units, sizes = self._tried
         wanted = weights[self._probes].reshape(-1)
         size = float(np.linalg.norm(wanted))
@@ -102,7 +113,7 @@ class Catalogue:
                 yield label, label_weights(self.batches, get(label), self._probes).reshape(-1)
             except (TypeError, ValueError):  # a parameter without a default, or a field that is not enumerated
                 continue
-        yield from sorted(self._compositions(), key=lambda one: (one[0].count("="), len(one[0])))
+        yield from sorted(self._compositions(), key=lambda one: (one[0].count("="), "clip_cov" in one[0], len(one[0])))
 
     def _compositions(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield recipes of an advantage, a scale, an aggregation, and at most one of ratio, correction and mask.
@@ -162,6 +173,8 @@ class Catalogue:
         batch = self.batches.batch(self._probes[:1])
         for name, definition in COMPONENTS[kind].items():
             if name != "none" and (kind == "ratio" or definition.of_ratios) and not self.batches.policy.off_policy:
+                continue
+            if name == "local_token_mean":  # all of a batch are on one device: the token mean of the batch
                 continue
             for given in self._given(definition, definition.skip):
                 try:

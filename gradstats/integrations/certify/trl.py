@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradstats.estimators.by_label import get
 from gradstats.integrations.certify.batches import Completions
 from gradstats.integrations.certify.invariances import Subject
 
@@ -205,6 +206,26 @@ def trl_subjects() -> list[Subject]:
     clips = {"cispo ε_high=5": 5.0}
     caches: dict[tuple[str, str, str], weakref.WeakKeyDictionary[Completions, dict[str, Any]]] = {}
 
+    def label(loss: str, scale: str, level: str, mode: str, beta: float, kl: str) -> str:
+        """Return the label of a setting in TRL's words; "" where no recipe stands for it."""
+        given: dict[str, object] = {"scale_rewards": scale} if scale != "group" else {}
+        given |= {"importance_sampling_level": level} if level != "token" else {}
+        given |= {"epsilon_high": clips[loss]} if loss in clips else {}
+        given |= {"max_completion_length": _MAX_LENGTH} if loss == "dr_grpo" else {}
+        if mode == "off":
+            given |= {"vllm_importance_sampling_correction": False}
+        elif mode != "sequence_mask":
+            given |= {"vllm_importance_sampling_mode": mode}
+        given |= {"beta": beta} if kl else {}
+        given |= {"use_bias_correction_kl": False} if kl == "k3" else {}
+        values = ", ".join(f"{name}={value}" for name, value in given.items())
+        text = f"trl:{loss.split()[0]}" + (f"({values})" if values else "")
+        try:
+            get(text)
+        except ValueError:
+            return ""
+        return text
+
     def add(loss: str, scale: str, level: str, mode: str, sampler: str, beta: float = 0.0, kl: str = "") -> None:
         given = {
             "loss_type": loss.split()[0], "scale_rewards": scale, "importance_sampling_level": level, "beta": beta,
@@ -219,6 +240,7 @@ def trl_subjects() -> list[Subject]:
             _Grpo(
                 setting=setting, sampler=sampler, parameters=_PARAMETERS, contiguous=True, trainer=trainer, given=given,
                 from_vllm=mode != "off", generated=generated, has_kl=bool(kl),
+                expected=label(loss, scale, level, mode, beta, kl),
             )
         )  # fmt: skip
 

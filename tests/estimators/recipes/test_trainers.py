@@ -25,9 +25,9 @@ from gradstats.estimators.recipes.trainers import labels
         ),
         (
             "trl:grpo(scale_rewards=False, importance_sampling_level=sequence, mask_truncated_completions=True, "
-            "vllm_importance_sampling_mode=token_truncate, vllm_importance_sampling_clip_min=0.5)",
-            "group_mean · sequence_clip(eps_low=0.2, eps_high=0.2) · truncate_tokens(cap=3, low=0.5) · sequence_mean · "
-            "mask_truncated",
+            "vllm_importance_sampling_mode=sequence_truncate, vllm_importance_sampling_clip_min=0.5)",
+            "group_mean · sequence_clip(eps_low=0.2, eps_high=0.2) · truncate_completions(cap=3, low=0.5) · "
+            "sequence_mean · mask_truncated",
         ),
         (
             "trl:dapo(delta=4, top_entropy_quantile=0.2, vllm_importance_sampling_mode=token_mask)",
@@ -96,6 +96,11 @@ def test_every_name_is_a_label_wherever_one_is(label: str):
         ("verl:grpo(loss_mode=dro)", ValueError, "dro needs a value for dro_beta"),
         ("verl:grpo(use_kl_loss=True, use_kl_in_reward=True)", ValueError, "not known beside another KL term"),
         ("trl:cispo(importance_sampling_level=sequence)", ValueError, "'sequence' is not known for cispo: use 'token'"),
+        (
+            "trl:grpo(importance_sampling_level=sequence, vllm_importance_sampling_mode=token_mask)",
+            ValueError,
+            "'token_mask' is not known with ratios of sequences: use 'sequence_mask'",
+        ),
         ("trl:sapo(delta=3)", ValueError, "known for clipped ratios of tokens: leave them out"),
         ("trl:dapo(beta=1, top_entropy_quantile=0.5)", ValueError, "beta is not known with top_entropy_quantile"),
         ("trl:dapo(epsilon=-1)", ValueError, r"^trl:dapo\(epsilon=-1\): ratio token_clip: eps_low must be"),

@@ -57,6 +57,17 @@ def test_cispo_with_the_default_bound_multiplies_every_ratio_to_at_most_a_fifth(
     assert deviation(low * 5, high) < 1e-12
 
 
+def test_settings_have_the_weights_of_their_label_in_words_of_trl(subjects):
+    """Of one loss or more for each loss type, correction, unit of the advantage, level of ratios and KL term."""
+    known = [one for one in subjects.values() if one.expected and not one.name.startswith("vespo")]
+    assert len(known) > 200
+    for subject in known[::5]:
+        batches, numbers = Batches.of(subject.sampler), np.array([57, 260])
+        found = np.stack([subject.gradient(batches.completions(number)).numpy() for number in numbers])
+        expected = label_weights(batches, get(subject.expected), numbers)
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-12, err_msg=subject.expected)
+
+
 @pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo", "bnpo"])
 def test_only_the_local_token_mean_depends_on_how_a_batch_is_split(subjects, loss):
     batches = Batches.of("older")

@@ -12,7 +12,7 @@ from gradstats.cli.commands import dispatch
 from gradstats.estimators import get
 from gradstats.integrations.certify.batches import Batches
 from gradstats.integrations.certify.exact import Row, certify, worst_first
-from gradstats.integrations.certify.labels import label_weights
+from gradstats.integrations.certify.labels import Catalogue, label_weights
 from gradstats.integrations.certify.own import own_subjects
 
 FILE = Path(__file__).with_name("faulty_functions.py")
@@ -145,3 +145,25 @@ def test_the_command_shows_a_screen_and_says_what_moved(rows, tmp_path, capsys, 
     assert "3 values moved" in said
     with pytest.raises(ValueError, match="is not what `gradstats certify NAME --json` prints"):
         dispatch([*words, "--expect", str(FILE)])
+    with pytest.raises(FileNotFoundError, match=r"expect=.*none.json does not exist: write it with"):
+        dispatch([*words, "--expect", str(tmp_path / "none.json")])
+
+
+def test_the_worst_failure_is_that_without_a_number():
+    found = [Row(name, "older", deviations={"processes": value}) for name, value in (("far", 0.5), ("none", np.nan))]
+    assert "none (older)" in command._failure("processes", found)
+
+
+def test_an_expected_label_is_named_where_its_weights_are_equal():
+    batches = Batches.of("on-policy")
+    catalogue = Catalogue(batches, {})
+    weights = label_weights(batches, get("grpo(eps=0.0001)"), np.arange(len(batches.rows)))
+    label = "trl:luspo(vllm_importance_sampling_correction=False)"
+    assert catalogue.nearest(weights, label) == (label, 1.0, 1.0)
+    assert catalogue.nearest(weights, "rloo")[0] != "rloo"
+
+
+def test_a_plain_clip_is_named_before_one_that_does_the_same_here():
+    batches = Batches.of("older")
+    weights = label_weights(batches, get("recipe:custom(advantage=rloo, ratio=token_clip)"), np.arange(400))
+    assert Catalogue(batches, {}).nearest(weights)[0] == "recipe:custom(advantage=rloo, ratio=token_clip)"
