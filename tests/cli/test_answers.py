@@ -262,14 +262,14 @@ def test_the_critical_batch_is_that_of_the_reference_and_of_the_question_that_as
         answer = Answer("batch_size", frame.assign(**columns), {"reference": "rloo"})
         return [one.text for one in verdicts(None, None, batch_sizes=answer)]
 
-    assert on_batches() == ["At 62 [36, 114] prompts, the noise of rloo equals its signal."]
+    assert on_batches() == ["The noise of rloo equals its signal in a step of 62 [36, 114] prompts."]
     assert "batch" not in said(RLOO, ("grpo", 0.8, 0.7, 0.9, {}))
     several = comparison_of(*(("rloo", 1.0, 1.0, 1.0, {"group_size": size}) for size in (2, 4)))
     answer = Answer("batch_size", frame.assign(group_size=8), {"reference": "rloo"})
     (batch,) = [one.text for one in verdicts(None, several, batch_sizes=answer) if one.topic == "batch"]
-    assert batch == "At 62 [36, 114] prompts, the noise of rloo in groups of 8 equals its signal."
+    assert batch == "The noise of rloo in groups of 8 equals its signal in a step of 62 [36, 114] prompts."
     (unresolved,) = on_batches(critical_batch=NAN, critical_batch_high=math.inf)
-    assert unresolved.startswith("At ≥ 36 prompts")
+    assert unresolved.endswith("in a step of at least 36 prompts.")
     assert on_batches(critical_batch=NAN, critical_batch_low=NAN, critical_batch_high=NAN) == []
 
 
@@ -437,8 +437,8 @@ def test_what_is_open_says_what_would_resolve_it_once():
     silent = ("pass_at_k", NAN, NAN, NAN, {"trace_cov": NAN})
     lines = noise_table(comparison_of(RLOO, *open_, silent, prompts_to_resolve=1234), most=9)
     assert " ".join(" ".join(lines[2:]).split()) == (
-        "not resolved: grpo and constant(b=optimal); that takes about 1,234 prompts like these no row for pass_at_k: "
-        "the notes say why"
+        "not resolved: grpo and constant(b=optimal); a first estimate takes about 1,234 prompts like these no "
+        "row for pass_at_k: the notes say why"
     )
 
 
