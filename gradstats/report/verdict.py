@@ -463,7 +463,7 @@ def _batch(batch_sizes: Answer, naming: Naming, compared_size: float | None) -> 
     whose = naming(str(batch_sizes.about.get("reference", "rloo")))
     if compared_size is not None and math.isfinite(size) and size != compared_size:
         whose += f" in groups of {size:g}"
-    prompts = format_estimate(*critical).replace("≥", "at least").replace("≤", "at most")
+    prompts = re.sub("^≥", "at least", format_estimate(*critical))
     return Verdict("batch", f"The noise of {whose} equals its signal in a step of {prompts} prompts.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -11,6 +12,7 @@ import pytest
 from command_line import run
 from printed_numbers import NUMBER, as_number
 
+import gradstats as gs
 from gradstats.analyses import registry
 from gradstats.analyses.numbers import displayable_interval, format_estimate
 from gradstats.analyses.plan import plan_ratio
@@ -29,6 +31,7 @@ from gradstats.report.verdict import (
     with_plans,
     without_signal,
 )
+from gradstats.rollouts.table import Rollouts
 from gradstats.stats.variance.quantities import limits_of
 from gradstats.system.files import read_csv
 
@@ -372,6 +375,15 @@ def test_rewards_that_are_all_equal_are_line_one_with_the_remedy(rewards, reward
     assert second.text.startswith(advice)
     assert ("where 50% were cut off" in second.text) == (rewards == [0, 0, 0, 0])
     assert without_signal(completions.assign(reward=[1, 0, 1, 1]), "a run") == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_remedy_for_equal_rewards_states_how_many_completions_were_cut_off(measured, tmp_path, monkeypatch, capsys):
+    measurement = gs.read_measurement(measured)
+    silent = Rollouts(measurement.rollouts.frame.assign(reward=0.0), measurement.rollouts.metadata)
+    replace(measurement, rollouts=silent).save(tmp_path / "silent")
+    out = run(monkeypatch, capsys, "variance", str(tmp_path / "silent"), "--estimators", "rloo", "grpo")[1]
+    assert "where 5% were cut off" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(
