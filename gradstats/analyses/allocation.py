@@ -191,9 +191,10 @@ class Allocation(RemarkedResult):
         for row in reversed(self.rows):
             noise, low, high = row.relative_noise.with_interval(confidence_level)
             if row.estimator == self.reference and not row.extrapolated and low > 1.0:
-                verb, than = ("", "") if costs else ("are ", f" noisier than groups of {self.reference_size}")
-                costs.append(f"groups of {row.group_size} {verb}{percentage(noise - 1.0, low - 1.0, high - 1.0)}{than}")
-        return f"With the same tokens, {', '.join(costs)}." if costs else ""
+                than = "" if costs else f" than groups of {self.reference_size}"
+                share = percentage(noise - 1.0, low - 1.0, high - 1.0)
+                costs.append(f"groups of {row.group_size} are {share} noisier{than}")
+        return f"With the same tokens, {', and '.join(costs)}." if costs else ""
 
     def _best_row(self, confidence_level: float) -> str:
         noises = [(row.relative_noise.with_interval(confidence_level), row) for row in self.rows]

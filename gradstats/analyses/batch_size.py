@@ -165,9 +165,9 @@ class BatchSizes(RemarkedResult):
         said[0] += f"; with twice as many prompts it would make {doubled:.0%}."
         half = first.of_batches.groups_for(_HALF).with_interval(confidence_level)
         if np.isfinite(half[0]):
-            said.append(f"Half takes {format_estimate(*half)} prompts.")
+            said.append(f"For half of the noiseless progress it takes {format_estimate(*half)} prompts.")
         if (silent := _of(first.silent_groups, confidence_level)[0]) > 0:
-            said.append(f"{silent:.0%} of its groups carry no signal.")
+            said.append(f"{silent:.0%} of its groups carry no signal: every advantage is 0.")
         return " ".join(said)
 
     def _bound(self, row: BatchRow, batch: str, confidence_level: float) -> str:

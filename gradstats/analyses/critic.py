@@ -122,7 +122,7 @@ class CriticQuality(RemarkedResult):
 def _without_values(batch_or_measured: object) -> str:
     """Return which values are missing, and what makes them; "" where there are both."""
     for name, remedy in (
-        ("values", "gradstats.values.monte_carlo_values, or values.monte_carlo in a run"),
+        ("values", "--set values.monte_carlo=4 (in Python gradstats.values.monte_carlo_values)"),
         ("fitted_values", "gradstats.values.fit_values, or values.fitted in a run"),
     ):
         if getattr(batch_or_measured, name, None) is None:

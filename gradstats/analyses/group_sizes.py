@@ -389,9 +389,9 @@ class GroupSizes(RemarkedResult):
             return others[0].sentence(confidence_level) if others else ""
         least, most = others[0], others[-1]
         smallest, largest = (one.size_in_words(confidence_level) for one in (least, most))
-        sizes = f"In groups of {most.group_size}, {least.estimator} is as noisy as rloo at {smallest}"
+        sizes = f"In groups of N = {most.group_size}, {least.estimator} is as noisy as rloo at {smallest}"
         if not most.confidence_interval(confidence_level)[0] > most.group_size:
-            return f"{sizes}; none is shown to be worth more."
+            return f"{sizes}; no estimator is shown to do better than rloo."
         return f"{sizes}, and {most.estimator} as rloo at {largest}."
 
 

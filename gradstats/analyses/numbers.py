@@ -23,6 +23,8 @@ _NOT_BOUNDED = "not bounded"
 ROUNDING = 1e-7
 # Share of an end by which a value is outside of its interval through rounding only.
 _OUTSIDE_BY_ROUNDING = 1e-9
+# What lies farther from an interval without a width was cut off by the limits, and is not known exactly.
+_CUT_OFF = 1e-6
 # What is known exactly and lies below this is 0.
 _NOTHING = 1e-12
 # An end that is so many times farther from a value than the value and its other end is as good as infinite.
@@ -40,10 +42,13 @@ def displayable_interval(value: float, low: float, high: float, limits: Limits =
     """Return what readers see of an estimate and of its interval: NaN for what says nothing.
 
     A value outside of its interval, or outside of what is possible, is left out. Without a value, an end at the limit
-    of what is possible is left out too, since it holds for every value.
+    of what is possible is left out too, since it holds for every value. Nothing is left where all of an interval is
+    impossible.
 
     >>> displayable_interval(1.1, 0.928, 1.0, (-1.0, 1.0)), displayable_interval(0.7, 0.6, 0.8)
     ((nan, 0.928, nan), (0.7, 0.6, 0.8))
+    >>> displayable_interval(1.01, 1.0, 1.0, (-1.0, 1.0)), displayable_interval(1.0, 1.0, 1.0, (-1.0, 1.0))
+    ((nan, nan, nan), (1.0, 1.0, 1.0))
     """
     below, above = value - low, high - value
     if value != 0 and below >= 0 and above >= 0:
@@ -58,6 +63,8 @@ def displayable_interval(value: float, low: float, high: float, limits: Limits =
         low, high = limits
     low, high = low if math.isnan(low) else max(low, least), high if math.isnan(high) else min(high, greatest)
     if low == high:  # known exactly, as what a row saves against itself: 0 but for rounding
+        if abs(value - low) > _CUT_OFF * max(1.0, abs(low)):  # the whole interval lay outside of what is possible
+            return math.nan, math.nan, math.nan
         exact = 0.0 if abs(low) < _NOTHING else low
         return exact, exact, exact
     for end in (low, high):

@@ -389,7 +389,9 @@ def _show(analysis: Analysis, answer: Answer, found: Any, measured: Any, given: 
         lines = first_screen(opening, alpha_verdicts(answer.about), closing=closing)
     elif analysis.section == "variance":
         compared = with_plans(answer, found)
-        said = [*without_signal(measured.rollouts.frame, source), *verdicts(None, compared)]
+        rollouts = measured.rollouts
+        completions = rollouts.frame.assign(truncated=rollouts.truncated)
+        said = [*without_signal(completions, source), *verdicts(None, compared)]
         lines = first_screen(headline_of(source, measured.rollouts), said, compared, closing)
     else:
         leading, settled = analysis.leading_of(answer), everything or answer.about.get(SETTLED)

@@ -201,7 +201,8 @@ def show_run(result: RunResult, everything: bool = False, notes: bool = False) -
     closing = [] if page is None else [f"  {page}   figures and tables"]
     name = result.run.experiment.name
     headline = headline_of(name, result.measured.rollouts)
-    answer = without_signal(result.measured.rollouts.frame, str(result.run.path))
+    rollouts = result.measured.rollouts
+    answer = without_signal(rollouts.frame.assign(truncated=rollouts.truncated), str(result.run.path))
     batch_sizes, allocation = answers.get("batch_size"), answers.get("allocation")
     answer += verdicts(answers.get("alpha"), comparison, batch_sizes=batch_sizes, allocation=allocation)
     answer += left_out(result.run.remarks)

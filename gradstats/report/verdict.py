@@ -351,7 +351,7 @@ def alpha_verdicts(alpha: Mapping[str, Any]) -> list[Verdict]:
         found.append(Verdict("within", f"Among answers to one prompt, α = {format_estimate(*inner)}."))
     if mean := alpha.get("mean_scaling"):
         fit = format_estimate(*_triple(mean, "alpha"))
-        found.append(Verdict("also", f"For length weights, α = {fit} fits the mean."))
+        found.append(Verdict("also", f"For length weights, use α = {fit}, fitted to the mean."))
     curvature = alpha.get("curvature")
     if curvature and _number(curvature, "pvalue") < CURVED_BELOW:
         trend = "steepens" if _number(curvature, "curvature") > 0 else "flattens"
@@ -463,7 +463,8 @@ def _batch(batch_sizes: Answer, naming: Naming, compared_size: float | None) -> 
     whose = naming(str(batch_sizes.about.get("reference", "rloo")))
     if compared_size is not None and math.isfinite(size) and size != compared_size:
         whose += f" in groups of {size:g}"
-    return Verdict("batch", f"At {format_estimate(*critical)} prompts, the noise of {whose} equals its signal.")
+    prompts = re.sub("^≥", "at least", format_estimate(*critical))
+    return Verdict("batch", f"The noise of {whose} equals its signal in a step of {prompts} prompts.")
 
 
 def _advice(
@@ -531,7 +532,7 @@ def what_is_open(comparison: Answer, naming: Naming = _as_labelled) -> list[str]
     if unresolved:
         needed = comparison.about.get(NEEDED)
         remedy = "many more prompts" if needed is None else f"about {needed:,} prompts like these"
-        said.append(f"not resolved: {_and_more(unresolved, 3)}; that takes {remedy}")
+        said.append(f"not resolved: {_and_more(unresolved, 3)}; a first estimate takes {remedy}")
     if silent:
         said.append(f"no row for {_and_more(silent, 3)}: the notes say why")
     return said

@@ -210,7 +210,7 @@ def test_the_sentence_says_what_to_draw_and_what_other_sizes_cost_where_that_is_
         (size, percentage(*ends)) for size, ends in reversed(noisier.items()) if size < 16 and ends[1] > 0.0
     ]
     assert others
-    listed = "".join(f", groups of {size} {cost}" for size, cost in others)
+    listed = "".join(f", and groups of {size} are {cost} noisier" for size, cost in others)
     end = f"With the same tokens, groups of {first} are {more} noisier than groups of 16{listed}."
     assert found.sentence().endswith(end)
     best = r"The best split \(token_mean\(loo=True\), .*\) needs \d+% more tokens than rloo with 16 for the same noise"

@@ -150,8 +150,9 @@ def test_the_sentence_and_the_curve_agree_with_the_table(sample):
     ends = percentage(*(row[f"alignment{end}"] for end in ("", "_low", "_high")))
     assert sentence == (
         f"With 16 prompts × 3 completions, a step of rloo makes {ends} of the progress of one without noise; with "
-        f"twice as many prompts it would make {doubled:.0%}. Half takes {half} prompts. "
-        f"{row['silent_groups']:.0%} of its groups carry no signal."
+        f"twice as many prompts it would make {doubled:.0%}. For half of the noiseless progress it takes "
+        f"{half} prompts. "
+        f"{row['silent_groups']:.0%} of its groups carry no signal: every advantage is 0."
     )
     ax = registry.get("batch_size").figures[0].draw(found.to_frame())
     line = next(one for one in ax.lines if len(one.get_xdata()) > 100)
@@ -172,7 +173,8 @@ def test_the_first_screen_is_sorted_and_says_alignment_and_groups_without_signal
     screen = answer_screen(found.sentence(), short_table(analysis, frame))
     assert max(map(len, screen)) <= 80
     assert any(line.split() == ["estimator", "critical", "batch", "alignment"] for line in screen)
-    assert f"{frame['silent_groups'][1]:.0%} of its groups carry no signal." in " ".join(map(str.strip, screen))
+    said = " ".join(map(str.strip, screen))
+    assert f"{frame['silent_groups'][1]:.0%} of its groups carry no signal: every advantage is 0." in said
     few = batch_size(sample[0], ["reinforce", "rloo"], sample[1], prompts=16).to_frame()
     assert short_table(analysis, few).headings[:3] == ("critical batch", "alignment", "without signal")
     # The reference first, wherever it stands.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -11,6 +12,7 @@ import pytest
 from command_line import run
 from printed_numbers import NUMBER, as_number
 
+import gradstats as gs
 from gradstats.analyses import registry
 from gradstats.analyses.numbers import displayable_interval, format_estimate
 from gradstats.analyses.plan import plan_ratio
@@ -29,6 +31,7 @@ from gradstats.report.verdict import (
     with_plans,
     without_signal,
 )
+from gradstats.rollouts.table import Rollouts
 from gradstats.stats.variance.quantities import limits_of
 from gradstats.system.files import read_csv
 
@@ -262,14 +265,14 @@ def test_the_critical_batch_is_that_of_the_reference_and_of_the_question_that_as
         answer = Answer("batch_size", frame.assign(**columns), {"reference": "rloo"})
         return [one.text for one in verdicts(None, None, batch_sizes=answer)]
 
-    assert on_batches() == ["At 62 [36, 114] prompts, the noise of rloo equals its signal."]
+    assert on_batches() == ["The noise of rloo equals its signal in a step of 62 [36, 114] prompts."]
     assert "batch" not in said(RLOO, ("grpo", 0.8, 0.7, 0.9, {}))
     several = comparison_of(*(("rloo", 1.0, 1.0, 1.0, {"group_size": size}) for size in (2, 4)))
     answer = Answer("batch_size", frame.assign(group_size=8), {"reference": "rloo"})
     (batch,) = [one.text for one in verdicts(None, several, batch_sizes=answer) if one.topic == "batch"]
-    assert batch == "At 62 [36, 114] prompts, the noise of rloo in groups of 8 equals its signal."
+    assert batch == "The noise of rloo in groups of 8 equals its signal in a step of 62 [36, 114] prompts."
     (unresolved,) = on_batches(critical_batch=NAN, critical_batch_high=math.inf)
-    assert unresolved.startswith("At ≥ 36 prompts")
+    assert unresolved.endswith("in a step of at least 36 prompts.")
     assert on_batches(critical_batch=NAN, critical_batch_low=NAN, critical_batch_high=NAN) == []
 
 
@@ -374,6 +377,15 @@ def test_rewards_that_are_all_equal_are_line_one_with_the_remedy(rewards, reward
     assert without_signal(completions.assign(reward=[1, 0, 1, 1]), "a run") == []
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_the_remedy_for_equal_rewards_states_how_many_completions_were_cut_off(measured, tmp_path, monkeypatch, capsys):
+    measurement = gs.read_measurement(measured)
+    silent = Rollouts(measurement.rollouts.frame.assign(reward=0.0), measurement.rollouts.metadata)
+    replace(measurement, rollouts=silent).save(tmp_path / "silent")
+    out = run(monkeypatch, capsys, "variance", str(tmp_path / "silent"), "--estimators", "rloo", "grpo")[1]
+    assert "where 5% were cut off" in " ".join(out.split())
+
+
 @pytest.mark.parametrize(
     ("low", "high", "growth"),
     [
@@ -437,8 +449,8 @@ def test_what_is_open_says_what_would_resolve_it_once():
     silent = ("pass_at_k", NAN, NAN, NAN, {"trace_cov": NAN})
     lines = noise_table(comparison_of(RLOO, *open_, silent, prompts_to_resolve=1234), most=9)
     assert " ".join(" ".join(lines[2:]).split()) == (
-        "not resolved: grpo and constant(b=optimal); that takes about 1,234 prompts like these no row for pass_at_k: "
-        "the notes say why"
+        "not resolved: grpo and constant(b=optimal); a first estimate takes about 1,234 prompts like these no "
+        "row for pass_at_k: the notes say why"
     )
 
 

@@ -72,7 +72,7 @@ SAID = {
     "ask DRAWN ratios --n-bins 2": [
         "Sampler and scorer differ (largest difference of a token's log-probability 0.", "completion, all",
     ],
-    "alpha POINTS": ["α 0.79 [0.47, 1.10]: gradients may grow like √", "For length weights, α = 0.83 [0.45, 1.21]"],
+    "alpha POINTS": ["α 0.79 [0.47, 1.10]: gradients may grow like √", "For length weights, use α = 0.83 [0.45, 1.21]"],
     "alpha POINTS --all --notes": [
         "Length exponent α with 95% intervals (ols, cluster interval)", "α R² n standard error slope 2α",
         " ols 0.79 [0.47, 1.10] 0.5 29 0.139 1.58",
@@ -114,7 +114,7 @@ REFUSED = {
     "ask absent": "absent does not exist: name a run directory or a measurement folder",
     "ask MEASURED success_bins rloo --success p": "--success p: the rollouts have no such column",
     "ask MEASURED allocation rloo --tokens 0": "tokens=0.0 must be a positive number of completion tokens",
-    "ask MEASURED critic": "critic_quality needs values: make them with gradstats.values.monte_carlo_values",
+    "ask MEASURED critic": "critic_quality needs values: make them with --set values.monte_carlo=4 (in Python ",
     "ask MEASURED curve length_weighted alfa=0:1:3": "has no parameter 'alfa': known are alpha",
     "ask MEASURED ratios": "ratios need the log-probabilities of sampler and scorer",
     "ask MEASURED tokens": "measure with --set measurement.token_probes=32 --out … (in Python token_probes=32)",

@@ -138,7 +138,7 @@ def test_a_narrow_column_keeps_what_decides():
 
 def test_the_caption_is_silent_about_columns_that_are_left_out():
     table = variance_table(comparison())
-    sentence = "The share of bias is that of a batch of 128 prompts."
+    sentence = "The share of bias is that of a batch of 128 prompts, or of a batch-level estimator's own."
     assert sentence in table.caption
     assert sentence not in table.to_latex(Layout("icml", "half", columns=("matched_ratio",)))
     assert sentence in table.to_latex(Layout("icml", "half", columns=("matched_bias_share",)))

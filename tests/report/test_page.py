@@ -359,7 +359,7 @@ def test_how_large_a_batch_should_be_is_said_where_the_run_answers_it(run_direct
     assert "critical batch</button>" not in before
     save_answer(folder, Answer("batch_size", frame, {"reference": "rloo", "confidence_level": 0.95}))
     page = write_report(folder, svgs={}).read_text()
-    assert "<dd>At 62 [36, 114] prompts, the noise of RLOO equals its signal.</dd>" in page
+    assert "<dd>The noise of RLOO equals its signal in a step of 62 [36, 114] prompts.</dd>" in page
 
 
 def test_commands_are_complete_or_left_out():

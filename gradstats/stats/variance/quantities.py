@@ -109,7 +109,9 @@ class Quantity:
 
 #: Name → quantity, in the order of frames.
 QUANTITIES: dict[str, Quantity] = {}
-_OF_A_BATCH = "The share of bias is that of a batch of {prompts_per_batch} prompts."
+_OF_A_BATCH = (
+    "The share of bias is that of a batch of {prompts_per_batch} prompts, or of a batch-level estimator's own."
+)
 
 
 @Quantity(
