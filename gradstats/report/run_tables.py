@@ -49,7 +49,7 @@ def run_tables(
                     frame = frame.sort_values(JUDGED.name, kind="stable", ignore_index=True)
                 frame.attrs[COMPARED_ROWS] = answer.frame["estimator"].nunique()
             table = table_of(declared, frame)
-            if declared.name == "variance" and len(set(frame["group_size"])) == 1:
+            if declared.name == "variance" and len(set(frame["group_size"].dropna())) == 1:
                 table = equal_rows_once(table)
             # Of a question that was asked several times each file has a table of its own.
             tables[file] = replace(table, label=f"tab:{file.replace('_', '-')}")

@@ -94,7 +94,7 @@ def test_missing_values_and_rewards_by_token_are_refused():
     batch = Batch([1, 0], [1, 1], ["a", "b"], values=[[0.5], [0.5]])
     with pytest.raises(ValueError, match=r"needs fitted_values: .*values\.fitted in a run"):
         critic_quality(batch)
-    with pytest.raises(ValueError, match=r"needs values: .*values\.monte_carlo in a run"):
+    with pytest.raises(ValueError, match=r"needs values: .*--set values\.monte_carlo=4"):
         critic_quality(batch.with_fields(values=None), fitted_values=[[0.5], [0.5]])
     with pytest.raises(ValueError, match="rewards by token"):
         critic_quality(batch.with_fields(token_rewards=[[1.0], [0.0]]), fitted_values=[[0.5], [0.5]])

@@ -109,7 +109,7 @@ def test_help_shows_the_commands_in_groups_and_the_nearest_is_proposed(monkeypat
     assert code == 1
     assert "there is no command 'varaince': did you mean variance?" in err
     assert "did you mean" not in run(monkeypatch, capsys, "zzz")[2]
-    functions = tmp_path / "mine.py"
+    functions = tmp_path / "sound_functions.py"
     functions.write_text("x = 3")
     _, _, err = run(monkeypatch, capsys, "certify", f"{functions}:x")
     assert "is a int, not a function" in " ".join(err.split())

@@ -186,6 +186,7 @@ def with_another(without_probes, tmp_path):
     return shutil.copytree(path, tmp_path / "run"), more
 
 
+@pytest.mark.slow
 def test_a_finished_run_measures_the_advantages_that_it_lacks_and_nothing_else(
     with_another, without_probes, tmp_path, monkeypatch
 ):
