@@ -21,6 +21,7 @@ from gradstats.rollouts.log import Log, read_log
 from gradstats.stats.jackknife import Estimate, ratio_of_sums
 from gradstats.stats.silent_groups import ROUNDING
 from gradstats.stats.variance.quantities import NOT_NEGATIVE, SHARE
+from gradstats.stats.variance.shares import bin_of
 from gradstats.system.lazy_imports import pd
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def log_lengths(log: Log, *, n_bins: int = 5) -> LogLengths:
         return mean_of(values, some.astype(float), prompts)
 
     rows = []
-    bins = bins_of(lengths, n_bins)
+    bins = bin_of(lengths, n_bins)
     for one in np.unique(bins):
         some = bins == one
         here = lengths[some]
@@ -181,7 +182,7 @@ def log_lengths(log: Log, *, n_bins: int = 5) -> LogLengths:
     tolerance = ROUNDING * float(np.abs(rewards).max(initial=0.0))
     values = np.unique(np.round(rewards / tolerance)) if tolerance else np.zeros(1)
     many = len(values) > _MOST_VALUES
-    bins = bins_of(rewards, _BINS) if many else np.round(rewards / tolerance) if tolerance else np.zeros(len(rewards))
+    bins = bin_of(rewards, _BINS) if many else np.round(rewards / tolerance) if tolerance else np.zeros(len(rewards))
     for one in np.unique(bins):
         some = bins == one
         truncated = None if cut is None else mean(cut, some)
@@ -201,12 +202,6 @@ def mean_of(
     wholes = np.bincount(prompts, weights)
     has = wholes > 0
     return ratio_of_sums(np.bincount(prompts, values * weights)[has], wholes[has])
-
-
-def bins_of(values: Float[np.ndarray, " n"], n_bins: int) -> Int[np.ndarray, " n"]:
-    """Return the bin of each value, of about as many each; equal values share one, so that there may be fewer."""
-    edges = np.unique(np.quantile(values, np.linspace(0, 1, n_bins + 1)[1:-1]))
-    return np.searchsorted(edges, values, side="left")
 
 
 def plot_log_lengths(table: WithFrame | pd.DataFrame) -> Axes:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, level_of
-from gradstats.analyses.log_lengths import bins_of, mean_of
+from gradstats.analyses.log_lengths import mean_of
 from gradstats.analyses.numbers import format_estimate, format_number, percentage_at_most
 from gradstats.analyses.results import Result, Row, column, estimate, span
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -21,6 +21,7 @@ from gradstats.rollouts.log import BAND, CAP, Log, read_log
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, mean_statistic
 from gradstats.stats.ratios import ratio_spread
 from gradstats.stats.variance.quantities import NOT_NEGATIVE, SHARE
+from gradstats.stats.variance.shares import bin_of
 from gradstats.system.lazy_imports import pd
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def mismatch(log: Log, *, n_bins: int = 4) -> Mismatch:
     prompts = np.unique(log.labels("prompt")[known], return_inverse=True)[1]
     logs, tokens = (frame[name].to_numpy(dtype=np.float64) for name in ("log_ratio", "n_ratios"))
     of_tokens = {name: frame[name].to_numpy(dtype=np.float64) / tokens for name in ("abs_gap", "n_capped", "n_outside")}
-    bins = bins_of(tokens, n_bins)
+    bins = bin_of(tokens, n_bins)
 
     def rows() -> Iterator[MismatchRow]:
         every = np.ones(len(logs), dtype=bool)

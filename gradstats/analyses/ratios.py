@@ -22,6 +22,7 @@ from gradstats.estimators.recipes.named import RECIPES
 from gradstats.plots.length_scaling import plot_length_bins
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
 from gradstats.stats.ratios import RatioSpread, ratio_spread
+from gradstats.stats.variance.shares import bin_of
 from gradstats.system.lazy_imports import pd
 
 if TYPE_CHECKING:
@@ -259,7 +260,7 @@ def ratio_diagnostics(
             f"e^{logs[worst]:.0f}), so that mean, variance and χ² are not finite: score a policy closer to the "
             "one that sampled",
         )
-    by_length = tuple(_spreads(batch, _length_bins(batch, n_bins)))
+    by_length = tuple(_spreads(batch, bin_of(batch.lengths, n_bins)))
     largest = float(np.abs(log_ratios(batch)[batch.mask]).max(initial=0.0))
     return RatioDiagnostics(tuple(spreads), by_length, clipped, tuple(notes), largest)
 
@@ -283,12 +284,6 @@ def _spreads(batch: Batch, bins: np.ndarray) -> list[RatioSpread]:
             inside = rows[here]
             spreads.append(ratio_spread(ratio, logs[here], batch.group_index[inside], batch.lengths[inside]))
     return spreads
-
-
-def _length_bins(batch: Batch, n_bins: int) -> np.ndarray:
-    """Return the bin of each completion; equal lengths share one, so that there may be fewer bins."""
-    edges = np.unique(np.quantile(batch.lengths, np.linspace(0, 1, n_bins + 1)[1:-1]))
-    return np.searchsorted(edges, batch.lengths, side="left")
 
 
 def _clipped(batch: Batch, estimators: Sequence[str | Recipe] | None) -> tuple[tuple[ClippedShare, ...], list[str]]:

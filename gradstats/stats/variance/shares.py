@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Real
+from jaxtyping import Bool, Int, Real
 
 from gradstats.estimators.estimator import Weighting
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio, studentised_ratio
@@ -101,6 +101,11 @@ def equal_count_bins(values: Real[np.ndarray, " n"], n_bins: int) -> Real[np.nda
     starts = np.unique(ordered[(np.arange(n_bins) * len(ordered)) // n_bins])
     ends = [*(ordered[ordered < start].max() for start in starts[1:]), ordered[-1]]
     return np.column_stack([starts, ends])
+
+
+def bin_of(values: Real[np.ndarray, " n"], n_bins: int) -> Int[np.ndarray, " n"]:
+    """Return in which of the bins of about equally many each value lies."""
+    return np.searchsorted(equal_count_bins(values, n_bins)[:, 0], values, side="right") - 1
 
 
 def inside_bins(values: Real[np.ndarray, " n"], bins: Real[np.ndarray, "bins 2"]) -> list[Bool[np.ndarray, " n"]]:

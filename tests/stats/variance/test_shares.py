@@ -9,7 +9,7 @@ from gradstats.analyses.length_bins import _OfLengths
 from gradstats.estimators import Batch
 from gradstats.reference import EnumeratedPolicy
 from gradstats.stats.jackknife import Estimate
-from gradstats.stats.variance.shares import ShareOfSum, binned, equal_count_bins, inside_bins
+from gradstats.stats.variance.shares import ShareOfSum, bin_of, binned, equal_count_bins, inside_bins
 
 VALUES = np.array([0.5, 0.1, 0.9, 0.5, 0.2, 0.7, 0.5, 0.5])
 
@@ -22,7 +22,9 @@ def test_equal_counts_with_ties_make_fewer_bins():
     bins = equal_count_bins(lengths, 4)
     assert bins.tolist() == [[1, 25], [26, 50], [51, 75], [76, 100]]
     assert bins.dtype == lengths.dtype
-    assert [int(one.sum()) for one in inside_bins(lengths, bins)] == [25] * 4
+    inside = inside_bins(lengths, bins)
+    assert [int(one.sum()) for one in inside] == [25] * 4
+    np.testing.assert_array_equal(np.stack(inside)[bin_of(lengths, 4), np.arange(len(lengths))], True)
 
 
 def test_each_value_lies_in_one_bin():
