@@ -128,6 +128,7 @@ def _columns_of(one: Quantity) -> tuple[Column, ...]:
         f"{one.name}_simultaneous",
         f"interval of the {filled_in(one.heading, {})} that holds for all rows at once",
         one.together_heading,
+        limits=one.limits,
         file=_QUANTITIES,
         places=one.together_in,
         sentence=lambda frame: f"{one.together_heading.capitalize()}: {about_intervals_together(frame)}.",

@@ -211,8 +211,8 @@ def _cells(declared: Analysis | FurtherTable, name: str, numbers: pd.DataFrame) 
         return [("yes" if inside else "no") if known else UNRESOLVED for inside, known in judged]
     if name.endswith("_simultaneous"):
         # What is known exactly has no interval: it is its value.
-        pairs = numbers[[f"{name}_low", f"{name}_high"]].to_numpy(dtype=float).tolist()
-        return [(low if low == high else math.nan, low, high) for low, high in pairs]
+        low, high = numbers[f"{name}_low"], numbers[f"{name}_high"]
+        numbers = numbers.assign(**{name: low.where(low == high)})
     return cells_of(numbers, name, declared.limits_of(name))
 
 

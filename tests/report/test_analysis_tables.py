@@ -219,6 +219,8 @@ def test_intervals_that_hold_together_follow_their_quantity():
     assert math.isnan(other[0])
     assert other[1:] == (0.6, 0.95)
     assert list(of_place("paper")) == ["ratio to rloo", "cosine"]
+    says_nothing = of_place("terminal", ratio_simultaneous_low=[1.0, 0.0], ratio_simultaneous_high=[1.0, np.inf])
+    assert np.isnan(says_nothing["ratios of all rows"][1]).all()
 
 
 def bold_rows(table):
