@@ -30,12 +30,11 @@ from gradstats.analyses.numbers import minimiser_with_interval
 from gradstats.config.options import PROMPTS_PER_BATCH
 from gradstats.reference import EnumeratedPolicy
 from gradstats.report.saved_results import completion_means, read_results
-from gradstats.stats.variance.quantities import FEW_PROMPTS
 
 #: Runs whose α is compared, in the order of tables.
 RUNS = ("qwen_mawps", "qwen_gsm8k", "qwen_1_5b", "smollm2", "embedded_resolved", "embedded")
-#: Runs of 8 completions a prompt and enough effective prompts, but for ``embedded``, which is like ``embedded_zoo``.
-COMPARED = ("qwen_mawps", "embedded_resolved", "embedded_zoo")
+#: Runs whose group sizes are compared.
+SIZED = ("qwen_mawps", "qwen_gsm8k", "embedded_resolved", "embedded", "embedded_layers")
 #: Runs with curves along α and δ, and those with learned baselines.
 WITH_CURVES = ("qwen_mawps", "qwen_gsm8k", "embedded_resolved", "embedded")
 LEARNED = ("qwen_mawps", "embedded_resolved", "embedded")
@@ -47,20 +46,36 @@ EXPONENT, SHIFT = "curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_
 TOKENS_OF_VALUES = 5.6
 
 
-def noise(label: str, all_rows: bool = False) -> dict[str, Number]:
-    """Return the relative noise of an estimator in the compared runs."""
-    return {run: one for run in COMPARED if (one := ratio(run, label, all_rows=all_rows)) is not None}
+def in_groups(run: str, label: str, group_size: int = 8) -> Number | None:
+    """Return the relative noise of an estimator in groups of a size, from the first committed answer that has it."""
+    found = (
+        of(folder, name, "matched_ratio", estimator=label, group_size=group_size)
+        for folder, name in ((run, "variance"), ("group_sizes", run), (run, "group_sizes"))
+        if committed_path(folder, f"{name}.csv").is_file()
+    )
+    return next((one for one in found if one is not None), None)
 
 
-def runs_below(label: str) -> list[str]:
-    """Return the compared runs in which a baseline lies below RLOO, corrected for comparing all rows."""
-    return [run for run, one in noise(label, all_rows=True).items() if one.below(1)]
+def fixed_below(run: str) -> list[str]:
+    """Return the baselines without training or values of states below RLOO, corrected for comparing all rows."""
+    labels = [label for label in table(run, "variance")["estimator"] if label not in ("gae", "recipe:ppo")]
+    return [label for label in labels if (one := ratio(run, label, all_rows=True)) is not None and one.below(1)]
+
+
+def head_share(run: str) -> float:
+    """Return the share of ‖S‖² that the output head holds."""
+    return float(rows(run, "alpha_by_block", block="head")["share_of_sq_norm"].iloc[0])
 
 
 def at_equal_tokens(group_size: int) -> dict[str, Number]:
-    """Return the noise of groups of a size over that of groups of 8, at equal tokens, in the compared runs."""
+    """Return the noise of groups of a size over that of groups of 8, at equal tokens, by run."""
     where = {"estimator": "rloo", "group_size": group_size}
-    return {run: one for run in COMPARED if (one := of(run, "allocation", "relative_noise", **where)) is not None}
+    return {run: one for run in SIZED if (one := of(run, "allocation", "relative_noise", **where)) is not None}
+
+
+def sizes_below(group_size: int) -> list[str]:
+    """Return the runs in which groups of a size are less noisy than groups of 8, at equal tokens."""
+    return [run for run, one in at_equal_tokens(group_size).items() if one.below(1)]
 
 
 def between_prompts(run: str, group_size: int) -> Number:
@@ -91,9 +106,9 @@ def effective_prompts(run: str, label: str = "rloo") -> float:
     return float(found["n_effective_prompts"].iloc[-1]) if "n_effective_prompts" in found and len(found) else math.nan
 
 
-def few_prompts() -> list[str]:
-    """Return the runs in which fewer effective prompts carry the variance than intervals of noise need."""
-    return [run for run in (*RUNS, "embedded_zoo") if effective_prompts(run) < FEW_PROMPTS]
+def fewer_than(count: int) -> list[str]:
+    """Return the runs in which fewer effective prompts carry the variance of groups."""
+    return [run for run in (*RUNS, "embedded_zoo", "embedded_layers") if effective_prompts(run) < count]
 
 
 def described(run: str) -> dict[str, Any]:
@@ -147,9 +162,12 @@ class Learned(NamedTuple):
         return self.noise.saved
 
 
-def learned(run: str) -> Learned:
-    """Return what is left to gain in a run, corrected for comparing all baselines."""
-    frame = table(run, "optimal_baselines")
+def learned(run: str, group_size: int = 8) -> Learned | None:
+    """Return what is left to gain in a run, corrected for comparing all baselines; None where it was not asked."""
+    answer = (run, "optimal_baselines") if group_size == 8 else ("group_sizes", f"{run}_learned_{group_size}")
+    if not committed_path(answer[0], f"{answer[1]}.csv").is_file():
+        return None
+    frame = table(*answer)
     of_learned = frame[frame["kind"] == "learned"]
     best = of_learned.loc[of_learned["ratio_to_learned"].idxmin(), "estimator"].removeprefix("learned ")
     base = frame[frame["estimator"] == "rloo"].iloc[0]
@@ -176,11 +194,6 @@ def curve(run: str, name: str) -> Curve:
 def lower_along(name: str) -> list[str]:
     """Return the runs in which a curve is somewhere below RLOO, corrected for comparing all its values."""
     return [run for run in WITH_CURVES if curve(run, name).noise.below(1)]
-
-
-def shifted() -> list[str]:
-    """Return the runs in which the best shift of the group's mean differs from 0."""
-    return [run for run in WITH_CURVES if curve(run, SHIFT).minimiser.excludes(0)]
 
 
 def at_least(cosine: Number) -> str:
