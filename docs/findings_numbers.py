@@ -16,7 +16,6 @@ from committed_numbers import (
     committed_path,
     number,
     of,
-    paired_alpha,
     published_alpha,
     ratio,
     record,
@@ -27,7 +26,6 @@ from committed_numbers import (
 from gradstats import data
 from gradstats import estimators as est
 from gradstats.analyses.numbers import minimiser_with_interval
-from gradstats.config.options import PROMPTS_PER_BATCH
 from gradstats.reference import EnumeratedPolicy
 from gradstats.report.saved_results import completion_means, read_results
 
@@ -37,7 +35,7 @@ RUNS = ("qwen_mawps", "qwen_gsm8k", "qwen_1_5b", "smollm2", "embedded_resolved",
 SIZED = ("qwen_mawps", "qwen_gsm8k", "embedded_resolved", "embedded", "embedded_layers")
 #: Runs with curves along α and δ, and those with learned baselines.
 WITH_CURVES = ("qwen_mawps", "qwen_gsm8k", "embedded_resolved", "embedded")
-LEARNED = ("qwen_mawps", "embedded_resolved", "embedded")
+LEARNED = ("qwen_mawps", "embedded", "embedded_layers")
 #: Checkpoints of reinforcement learning.
 STEPS = (0, 10, 20, 30, 40)
 EXPONENT, SHIFT = "curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta"
@@ -154,7 +152,6 @@ class Learned(NamedTuple):
 
     name: str
     noise: Number
-    oracle: Number
 
     @property
     def gain(self) -> Number:
@@ -171,7 +168,7 @@ def learned(run: str, group_size: int = 8) -> Learned | None:
     of_learned = frame[frame["kind"] == "learned"]
     best = of_learned.loc[of_learned["ratio_to_learned"].idxmin(), "estimator"].removeprefix("learned ")
     base = frame[frame["estimator"] == "rloo"].iloc[0]
-    return Learned(best, *(number(base, column, True).inverse() for column in ("ratio_to_learned", "ratio")))
+    return Learned(best, number(base, "ratio_to_learned", True).inverse())
 
 
 class Curve(NamedTuple):
@@ -223,17 +220,6 @@ def largest_bias(label: str) -> Number:
     return max(shares_of_bias(label).values(), key=lambda share: share.high)
 
 
-def equal_error(noise: Number, share: Number, batch: float = PROMPTS_PER_BATCH) -> Number:
-    r"""Return the prompts at which an estimator of less noise and some bias has the squared error of an unbiased one.
-
-    With n the relative noise and b the share of the bias in the squared error of B prompts, that of B′ prompts is, in
-    units of the variance of the other estimator, :math:`n/B' + nb/((1-b)B)`, and equals :math:`1/B'` at
-    :math:`B' = B(1-n)(1-b)/(nb)`.
-    """
-    ends = [batch * (1.0 - n) * (1.0 - b) / (n * b) for n, b in zip(noise, share, strict=True)]
-    return Number(ends[0], ends[2], ends[1])
-
-
 def alphas() -> dict[str, Number]:
     """Return α of each run."""
     return {run: alpha(run) for run in RUNS}
@@ -272,7 +258,6 @@ class InMetric(NamedTuple):
     alpha: Number
     layers: pd.DataFrame  # α of each layer and its share of the squared norms, by block
     noise: dict[str, Number]  # relative, of each estimator
-    critical: Number  # batch
 
 
 def in_metric(run: str, metric: str = "") -> InMetric:
@@ -290,7 +275,7 @@ def in_metric(run: str, metric: str = "") -> InMetric:
     known = rloo["n_effective_prompts"] > 2.0
     unknown = Number(math.nan, math.nan, math.nan)
     noise = {str(label): number(row, "matched_ratio") if known else unknown for label, row in frame.iterrows()}
-    return InMetric(of_run, layers, noise, number(rloo, "noise_to_signal") if known else unknown)
+    return InMetric(of_run, layers, noise)
 
 
 def turned(euclidean: InMetric, adam: InMetric) -> list[str]:
@@ -310,17 +295,6 @@ def paired_layers_apart() -> list[str]:
         for _, row in table("varied_metric", "differences").iterrows()
     )
     return [block for block, difference in found if block.startswith("layers.") and difference.excludes(0)]
-
-
-def with_other_metric(name: str) -> Number:
-    """Return by how much α of 32 prompts of Qwen-0.5B changes with another ε, or with other second moments."""
-    points = table("varied_metric", "points")
-    return paired_alpha(*(points[points["metric"] == one] for one in (name, "of the run")))
-
-
-def shares_above_epsilon() -> pd.Series:
-    """Return the share of coordinates whose √v̂ exceeds 1e-5, by part of Qwen-0.5B."""
-    return 1.0 - table("varied_metric", "moments").set_index("part")["below_1e-05"]
 
 
 def at_step(step: int, column: str, label: str = "rloo", all_rows: bool = False) -> Number | None:
@@ -425,12 +399,6 @@ def of_correction(found: dict[str, Mismatch], label: str) -> list[Number]:
     return [one.of(label) for one in found.values() if one.carried]
 
 
-def farthest_from_one(mismatch: Mismatch) -> float:
-    """Return how far the noise of any correction is from 1, rounded up to three decimals."""
-    most = max(abs(mismatch.of(label).value - 1.0) for label in CORRECTIONS)
-    return math.ceil(round(1e3 * most, 6)) / 1e3
-
-
 def reaching(found: dict[str, Mismatch], bound: float) -> list[str]:
     """Return the mismatches in which the ratio of a token reaches a bound."""
     return [name for name, one in found.items() if one.largest >= bound]
@@ -478,26 +446,6 @@ def of_cell(sweep: str, cell: str, column: str) -> Number | None:
 def between_cells(sweep: str, cell: str, minus: str, quantity: str) -> Number | None:
     """Return the difference of a quantity between two cells of a sweep, in pairs."""
     return of(sweep, "cell_differences", "difference", cell=cell, minus=minus, quantity=quantity)
-
-
-class Temperatures(NamedTuple):
-    """The two temperatures between which α differs most."""
-
-    one: float
-    other: float
-    difference: Number
-    for_all: Number
-
-
-def largest_difference(sweep: str) -> Temperatures:
-    """Return the two, with an interval of one pair and one for all pairs."""
-    cells, frame = rows(sweep, "sweep", estimator="rloo"), rows(sweep, "cell_differences", quantity="alpha")
-    temperatures = dict(zip(cells["cell"], cells["sampling.temperature"], strict=True))
-    row = frame.loc[frame["difference"].abs().idxmax()]
-    difference = number(row, "difference")
-    return Temperatures(
-        temperatures[row["cell"]], temperatures[row["minus"]], difference, difference.widened(len(frame))
-    )
 
 
 def std_factor(success: float, group_size: int = 8) -> float:
