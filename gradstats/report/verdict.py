@@ -25,7 +25,6 @@ from gradstats.analyses.printed import triples_of
 from gradstats.analyses.variance import ANALYSIS as VARIANCE
 from gradstats.analyses.variance import NEEDED, VarianceComparison
 from gradstats.answers import Answer
-from gradstats.config.options import how_to_set
 from gradstats.estimators.by_label import get
 from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.report.analysis_tables import joined_name, short_table
@@ -457,11 +456,8 @@ def _where(blocks: Answer) -> Verdict | None:
     block, share = max(((one, shares.get(one, 0.0)) for one in ("embedding", "head")), key=lambda pair: pair[1])
     if not share > _DOMINANT:
         return None
-    return Verdict(
-        "where",
-        f"All this is mostly of the {block}, which holds {share:.0%} of ‖S‖². In the layers alone "
-        f"estimators may rank otherwise: measure with {how_to_set('measurement.params', 'layers')}.",
-    )
+    remedy = "for the layers alone --set measurement.params=layers"
+    return Verdict("where", f"All this is mostly of the {block}, which holds {share:.0%} of ‖S‖²; {remedy}.")
 
 
 def _critical_batch(batch_sizes: Answer) -> tuple[Triple, float] | None:

@@ -296,7 +296,7 @@ def test_a_head_that_holds_most_of_the_squared_norm_is_named():
     )
     assert qwen == []  # its head holds 13 %
     (text,) = embedded
-    assert text.startswith("All this is mostly of the head, which holds 86% of ‖S‖².")
+    assert text.startswith("All this is mostly of the head, which holds 86% of ‖S‖²;")
 
 
 def test_what_is_best_and_what_to_avoid_holds_for_all_rows_at_once():
