@@ -21,22 +21,22 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import datasets
 import numpy as np
 import pandas as pd
 import torch
 import tyro
 from scipy import stats
 from transformers import PrinterCallback, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
 
 import gradstats as gs
-from gradstats.integrations.trl import use_estimator
 from gradstats.prompts.embedded import extract_answer, generate_problems
 from gradstats.system.environment import environment
 from gradstats.system.files import write_csv, write_json
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,11 @@ def draw_with_older_weights(trainer: GRPOTrainer, model: torch.nn.Module, lag: i
 
 def train(arm: Arm, seed: int, steps: int, scratch: Path) -> pd.DataFrame:
     """Return reward, length and seconds after each step of a run."""
+    import datasets  # these take seconds to import, which tables do not need
+    from trl import GRPOConfig, GRPOTrainer
+
+    from gradstats.integrations.trl import use_estimator
+
     policy = gs.load_policy("embedded", progress=False)
     problems = generate_problems(arm.prompts * steps, rng=seed, split="train", steps=(2, 3))
     rows = [{"prompt": [{"role": "user", "content": one.prompt}], "answer": one.answer} for one in problems]
