@@ -16,7 +16,6 @@ from committed_numbers import (
     committed_path,
     number,
     of,
-    paired_alpha,
     published_alpha,
     ratio,
     record,
@@ -27,18 +26,16 @@ from committed_numbers import (
 from gradstats import data
 from gradstats import estimators as est
 from gradstats.analyses.numbers import minimiser_with_interval
-from gradstats.config.options import PROMPTS_PER_BATCH
 from gradstats.reference import EnumeratedPolicy
 from gradstats.report.saved_results import completion_means, read_results
-from gradstats.stats.variance.quantities import FEW_PROMPTS
 
 #: Runs whose α is compared, in the order of tables.
 RUNS = ("qwen_mawps", "qwen_gsm8k", "qwen_1_5b", "smollm2", "embedded_resolved", "embedded")
-#: Runs of 8 completions a prompt and enough effective prompts, but for ``embedded``, which is like ``embedded_zoo``.
-COMPARED = ("qwen_mawps", "embedded_resolved", "embedded_zoo")
+#: Runs whose group sizes are compared.
+SIZED = ("qwen_mawps", "qwen_gsm8k", "embedded_resolved", "embedded", "embedded_layers")
 #: Runs with curves along α and δ, and those with learned baselines.
 WITH_CURVES = ("qwen_mawps", "qwen_gsm8k", "embedded_resolved", "embedded")
-LEARNED = ("qwen_mawps", "embedded_resolved", "embedded")
+LEARNED = ("qwen_mawps", "embedded", "embedded_layers")
 #: Checkpoints of reinforcement learning.
 STEPS = (0, 10, 20, 30, 40)
 EXPONENT, SHIFT = "curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta"
@@ -47,20 +44,36 @@ EXPONENT, SHIFT = "curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_
 TOKENS_OF_VALUES = 5.6
 
 
-def noise(label: str, all_rows: bool = False) -> dict[str, Number]:
-    """Return the relative noise of an estimator in the compared runs."""
-    return {run: one for run in COMPARED if (one := ratio(run, label, all_rows=all_rows)) is not None}
+def in_groups(run: str, label: str, group_size: int = 8) -> Number | None:
+    """Return the relative noise of an estimator in groups of a size, from the first committed answer that has it."""
+    found = (
+        of(folder, name, "matched_ratio", estimator=label, group_size=group_size)
+        for folder, name in ((run, "variance"), ("group_sizes", run), (run, "group_sizes"))
+        if committed_path(folder, f"{name}.csv").is_file()
+    )
+    return next((one for one in found if one is not None), None)
 
 
-def runs_below(label: str) -> list[str]:
-    """Return the compared runs in which a baseline lies below RLOO, corrected for comparing all rows."""
-    return [run for run, one in noise(label, all_rows=True).items() if one.below(1)]
+def fixed_below(run: str) -> list[str]:
+    """Return the baselines without training or values of states below RLOO, corrected for comparing all rows."""
+    labels = [label for label in table(run, "variance")["estimator"] if label not in ("gae", "recipe:ppo")]
+    return [label for label in labels if (one := ratio(run, label, all_rows=True)) is not None and one.below(1)]
+
+
+def head_share(run: str) -> float:
+    """Return the share of ‖S‖² that the output head holds."""
+    return float(rows(run, "alpha_by_block", block="head")["share_of_sq_norm"].iloc[0])
 
 
 def at_equal_tokens(group_size: int) -> dict[str, Number]:
-    """Return the noise of groups of a size over that of groups of 8, at equal tokens, in the compared runs."""
+    """Return the noise of groups of a size over that of groups of 8, at equal tokens, by run."""
     where = {"estimator": "rloo", "group_size": group_size}
-    return {run: one for run in COMPARED if (one := of(run, "allocation", "relative_noise", **where)) is not None}
+    return {run: one for run in SIZED if (one := of(run, "allocation", "relative_noise", **where)) is not None}
+
+
+def sizes_below(group_size: int) -> list[str]:
+    """Return the runs in which groups of a size are less noisy than groups of 8, at equal tokens."""
+    return [run for run, one in at_equal_tokens(group_size).items() if one.below(1)]
 
 
 def between_prompts(run: str, group_size: int) -> Number:
@@ -91,9 +104,9 @@ def effective_prompts(run: str, label: str = "rloo") -> float:
     return float(found["n_effective_prompts"].iloc[-1]) if "n_effective_prompts" in found and len(found) else math.nan
 
 
-def few_prompts() -> list[str]:
-    """Return the runs in which fewer effective prompts carry the variance than intervals of noise need."""
-    return [run for run in (*RUNS, "embedded_zoo") if effective_prompts(run) < FEW_PROMPTS]
+def fewer_than(count: int) -> list[str]:
+    """Return the runs in which fewer effective prompts carry the variance of groups."""
+    return [run for run in (*RUNS, "embedded_zoo", "embedded_layers") if effective_prompts(run) < count]
 
 
 def described(run: str) -> dict[str, Any]:
@@ -139,7 +152,6 @@ class Learned(NamedTuple):
 
     name: str
     noise: Number
-    oracle: Number
 
     @property
     def gain(self) -> Number:
@@ -147,13 +159,16 @@ class Learned(NamedTuple):
         return self.noise.saved
 
 
-def learned(run: str) -> Learned:
-    """Return what is left to gain in a run, corrected for comparing all baselines."""
-    frame = table(run, "optimal_baselines")
+def learned(run: str, group_size: int = 8) -> Learned | None:
+    """Return what is left to gain in a run, corrected for comparing all baselines; None where it was not asked."""
+    answer = (run, "optimal_baselines") if group_size == 8 else ("group_sizes", f"{run}_learned_{group_size}")
+    if not committed_path(answer[0], f"{answer[1]}.csv").is_file():
+        return None
+    frame = table(*answer)
     of_learned = frame[frame["kind"] == "learned"]
     best = of_learned.loc[of_learned["ratio_to_learned"].idxmin(), "estimator"].removeprefix("learned ")
     base = frame[frame["estimator"] == "rloo"].iloc[0]
-    return Learned(best, *(number(base, column, True).inverse() for column in ("ratio_to_learned", "ratio")))
+    return Learned(best, number(base, "ratio_to_learned", True).inverse())
 
 
 class Curve(NamedTuple):
@@ -176,11 +191,6 @@ def curve(run: str, name: str) -> Curve:
 def lower_along(name: str) -> list[str]:
     """Return the runs in which a curve is somewhere below RLOO, corrected for comparing all its values."""
     return [run for run in WITH_CURVES if curve(run, name).noise.below(1)]
-
-
-def shifted() -> list[str]:
-    """Return the runs in which the best shift of the group's mean differs from 0."""
-    return [run for run in WITH_CURVES if curve(run, SHIFT).minimiser.excludes(0)]
 
 
 def at_least(cosine: Number) -> str:
@@ -208,17 +218,6 @@ def biased_rows(label: str) -> Iterator[tuple[str, str, str]]:
 def largest_bias(label: str) -> Number:
     """Return the bias of an estimator in the run that bounds it least."""
     return max(shares_of_bias(label).values(), key=lambda share: share.high)
-
-
-def equal_error(noise: Number, share: Number, batch: float = PROMPTS_PER_BATCH) -> Number:
-    r"""Return the prompts at which an estimator of less noise and some bias has the squared error of an unbiased one.
-
-    With n the relative noise and b the share of the bias in the squared error of B prompts, that of B′ prompts is, in
-    units of the variance of the other estimator, :math:`n/B' + nb/((1-b)B)`, and equals :math:`1/B'` at
-    :math:`B' = B(1-n)(1-b)/(nb)`.
-    """
-    ends = [batch * (1.0 - n) * (1.0 - b) / (n * b) for n, b in zip(noise, share, strict=True)]
-    return Number(ends[0], ends[2], ends[1])
 
 
 def alphas() -> dict[str, Number]:
@@ -259,7 +258,6 @@ class InMetric(NamedTuple):
     alpha: Number
     layers: pd.DataFrame  # α of each layer and its share of the squared norms, by block
     noise: dict[str, Number]  # relative, of each estimator
-    critical: Number  # batch
 
 
 def in_metric(run: str, metric: str = "") -> InMetric:
@@ -277,7 +275,7 @@ def in_metric(run: str, metric: str = "") -> InMetric:
     known = rloo["n_effective_prompts"] > 2.0
     unknown = Number(math.nan, math.nan, math.nan)
     noise = {str(label): number(row, "matched_ratio") if known else unknown for label, row in frame.iterrows()}
-    return InMetric(of_run, layers, noise, number(rloo, "noise_to_signal") if known else unknown)
+    return InMetric(of_run, layers, noise)
 
 
 def turned(euclidean: InMetric, adam: InMetric) -> list[str]:
@@ -297,17 +295,6 @@ def paired_layers_apart() -> list[str]:
         for _, row in table("varied_metric", "differences").iterrows()
     )
     return [block for block, difference in found if block.startswith("layers.") and difference.excludes(0)]
-
-
-def with_other_metric(name: str) -> Number:
-    """Return by how much α of 32 prompts of Qwen-0.5B changes with another ε, or with other second moments."""
-    points = table("varied_metric", "points")
-    return paired_alpha(*(points[points["metric"] == one] for one in (name, "of the run")))
-
-
-def shares_above_epsilon() -> pd.Series:
-    """Return the share of coordinates whose √v̂ exceeds 1e-5, by part of Qwen-0.5B."""
-    return 1.0 - table("varied_metric", "moments").set_index("part")["below_1e-05"]
 
 
 def at_step(step: int, column: str, label: str = "rloo", all_rows: bool = False) -> Number | None:
@@ -412,12 +399,6 @@ def of_correction(found: dict[str, Mismatch], label: str) -> list[Number]:
     return [one.of(label) for one in found.values() if one.carried]
 
 
-def farthest_from_one(mismatch: Mismatch) -> float:
-    """Return how far the noise of any correction is from 1, rounded up to three decimals."""
-    most = max(abs(mismatch.of(label).value - 1.0) for label in CORRECTIONS)
-    return math.ceil(round(1e3 * most, 6)) / 1e3
-
-
 def reaching(found: dict[str, Mismatch], bound: float) -> list[str]:
     """Return the mismatches in which the ratio of a token reaches a bound."""
     return [name for name, one in found.items() if one.largest >= bound]
@@ -465,26 +446,6 @@ def of_cell(sweep: str, cell: str, column: str) -> Number | None:
 def between_cells(sweep: str, cell: str, minus: str, quantity: str) -> Number | None:
     """Return the difference of a quantity between two cells of a sweep, in pairs."""
     return of(sweep, "cell_differences", "difference", cell=cell, minus=minus, quantity=quantity)
-
-
-class Temperatures(NamedTuple):
-    """The two temperatures between which α differs most."""
-
-    one: float
-    other: float
-    difference: Number
-    for_all: Number
-
-
-def largest_difference(sweep: str) -> Temperatures:
-    """Return the two, with an interval of one pair and one for all pairs."""
-    cells, frame = rows(sweep, "sweep", estimator="rloo"), rows(sweep, "cell_differences", quantity="alpha")
-    temperatures = dict(zip(cells["cell"], cells["sampling.temperature"], strict=True))
-    row = frame.loc[frame["difference"].abs().idxmax()]
-    difference = number(row, "difference")
-    return Temperatures(
-        temperatures[row["cell"]], temperatures[row["minus"]], difference, difference.widened(len(frame))
-    )
 
 
 def std_factor(success: float, group_size: int = 8) -> float:

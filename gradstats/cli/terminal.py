@@ -203,8 +203,13 @@ def show_run(result: RunResult, everything: bool = False, notes: bool = False) -
     headline = headline_of(name, result.measured.rollouts)
     rollouts = result.measured.rollouts
     answer = without_signal(rollouts.frame.assign(truncated=rollouts.truncated), str(result.run.path))
-    batch_sizes, allocation = answers.get("batch_size"), answers.get("allocation")
-    answer += verdicts(answers.get("alpha"), comparison, batch_sizes=batch_sizes, allocation=allocation)
+    answer += verdicts(
+        answers.get("alpha"),
+        comparison,
+        blocks=answers.get("alpha_by_block"),
+        batch_sizes=answers.get("batch_size"),
+        allocation=answers.get("allocation"),
+    )
     answer += left_out(result.run.remarks)
     shown = [answers[name] for name in ("alpha", "variance") if name in answers]
     levels = [float(one.about["confidence_level"]) for one in shown]

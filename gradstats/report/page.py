@@ -434,8 +434,14 @@ def _verdicts(run: SavedResults) -> list[Verdict]:
     def naming(label: str) -> str:
         return names.get(label, label)
 
-    batch_sizes, allocation = run.answers.get("batch_size"), run.answers.get("allocation")
-    found = verdicts(run.answers.get("alpha"), comparison, naming, batch_sizes=batch_sizes, allocation=allocation)
+    found = verdicts(
+        run.answers.get("alpha"),
+        comparison,
+        naming,
+        blocks=run.answers.get("alpha_by_block"),
+        batch_sizes=run.answers.get("batch_size"),
+        allocation=run.answers.get("allocation"),
+    )
     if run.points is not None and "reward" in run.points:
         found = [*without_signal(run.points, _as_given(run.path)), *found]
     open_ones = [] if comparison is None else what_is_open(comparison, naming)

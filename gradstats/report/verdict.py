@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 #: An estimator is one to avoid where it takes at least this many times the samples of the reference, beyond doubt.
 _WORTH_AVOIDING = 1.1
+#: The output head or the embedding is named where it holds more than this share of ‖S‖²: the rest is then mostly of it.
+_DOMINANT = 0.5
 #: Bias is a verdict where it makes at least this share of the error of a batch, beyond doubt.
 _WORTH_NAMING = 0.1
 
@@ -61,7 +63,7 @@ class Verdict:
     """One line of the answer.
 
     Attributes:
-        topic: what it is about, in a word or two: reward, α, best, avoid, bias, open, batch, advice, left out.
+        topic: what it is about, in a word or two: reward, α, best, avoid, bias, open, where, batch, advice, left out.
         text: the verdict, in sentences.
     """
 
@@ -206,6 +208,7 @@ def verdicts(
     comparison: Answer | None,
     naming: Naming = _as_labelled,
     *,
+    blocks: Answer | None = None,
     batch_sizes: Answer | None = None,
     allocation: Answer | None = None,
 ) -> list[Verdict]:
@@ -215,6 +218,7 @@ def verdicts(
         alpha: the answer on α.
         comparison: that on estimators.
         naming: what estimators are called.
+        blocks: that on α by block of parameters; without it none is named.
         batch_sizes: that of :func:`gradstats.analyses.batch_size`, on how large a batch should be; without it there is
             no verdict on that.
         allocation: that of :func:`gradstats.allocate`, on how many completions of a prompt to draw; likewise.
@@ -225,10 +229,11 @@ def verdicts(
         found += [Verdict("α", _alpha_verdict(alpha.about)), *(one for one in drawn if one.text.startswith("Not "))]
     if comparison is not None:
         found += _on_estimators(comparison, naming)
+    where = None if blocks is None else _where(blocks)
     size = None if comparison is None else of_first_size(comparison)[1]
     batch = None if batch_sizes is None else _batch(batch_sizes, naming, size)
     advice = None if comparison is None else _advice(comparison, naming, batch_sizes, allocation)
-    return [*found, *(one for one in (batch, advice) if one is not None)]
+    return [*found, *(one for one in (where, batch, advice) if one is not None)]
 
 
 def without_signal(completions: pd.DataFrame, run: str) -> list[Verdict]:
@@ -443,6 +448,16 @@ def _open(planned: Mapping[str, int | None], naming: Naming) -> Verdict | None:
     span = " to ".join(f"{number:,}" for number in dict.fromkeys((min(known), max(known)))) if known else ""
     needed = f"about {span} prompts" if len(known) == len(planned) else "many more prompts"
     return Verdict("open", f"Measure {needed} to judge {names}.")
+
+
+def _where(blocks: Answer) -> Verdict | None:
+    """Name the block outside the layers that holds most of ‖S‖²: what is said of all parameters is mostly of it."""
+    shares = dict(zip(blocks.frame["block"], blocks.frame["share_of_sq_norm"], strict=True))
+    block, share = max(((one, shares.get(one, 0.0)) for one in ("embedding", "head")), key=lambda pair: pair[1])
+    if not share > _DOMINANT:
+        return None
+    remedy = "for the layers alone --set measurement.params=layers"
+    return Verdict("where", f"All this is mostly of the {block}, which holds {share:.0%} of ‖S‖²; {remedy}.")
 
 
 def _critical_batch(batch_sizes: Answer) -> tuple[Triple, float] | None:

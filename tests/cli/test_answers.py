@@ -62,7 +62,8 @@ def screen_of(folder):
         f"  runs/{run.name}/report.html   figures and tables",
         "  7 notes: --notes    all rows and columns: --all",
     ]
-    said = verdicts(run.answers.get("alpha"), comparison, batch_sizes=run.answers.get("batch_size"))
+    further = {name: run.answers.get(of) for name, of in (("blocks", "alpha_by_block"), ("batch_sizes", "batch_size"))}
+    said = verdicts(run.answers.get("alpha"), comparison, **further)
     return run, first_screen(opening, said, comparison, closing)
 
 
@@ -286,6 +287,16 @@ def test_estimators_share_a_row_where_they_are_equal_by_construction_and_not_whe
     assert [row.is_reference for row in rows] == [False, False, True]
     assert rows[2].name(width=20) == "rloo and 2 equal"
     assert [row.bias_text() for row in rows] == ["2–10 %", "", ""]
+
+
+def test_a_head_that_holds_most_of_the_squared_norm_is_named():
+    qwen, embedded = (
+        [one.text for one in verdicts(None, None, blocks=Answer.read(FIGURES / run / "tables" / "alpha_by_block"))]
+        for run in ("qwen_mawps", "embedded")
+    )
+    assert qwen == []  # its head holds 13 %
+    (text,) = embedded
+    assert text.startswith("All this is mostly of the head, which holds 86% of ‖S‖²;")
 
 
 def test_what_is_best_and_what_to_avoid_holds_for_all_rows_at_once():

@@ -1,0 +1,44 @@
+"""Training by estimator: what stale completions are drawn with, and the tables of runs that have ended."""
+
+import math
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+import torch
+
+
+def test_completions_are_drawn_with_older_weights_and_the_present_ones_return(script):
+    model = torch.nn.Linear(1, 1, bias=False)
+    trainer = SimpleNamespace(_generate_and_score_completions=lambda inputs: model.weight.item())
+    script.draw_with_older_weights(trainer, model, lag=2)
+    drawn_with = []
+    for step in range(5):
+        model.weight.data.fill_(float(step))
+        drawn_with.append(trainer._generate_and_score_completions([]))
+        assert model.weight.item() == step
+    assert drawn_with == [0.0, 0.0, 0.0, 1.0, 2.0]
+
+
+def test_tables_pair_the_runs_of_a_seed_and_predict_from_step_0(script, tmp_path):
+    def save(arm, seed, reached):
+        rewards = [0.5] * reached + [1.0] * 30  # the mean of 8 is 0.875 after 6 more
+        frame = pd.DataFrame({"step": range(1, len(rewards) + 1), "reward": rewards, "length": 60.0, "seconds": 1.0})
+        frame.to_csv(tmp_path / f"{arm.name}_{seed}.csv", index=False)
+
+    reference, james_stein, _, fours = script.ON_POLICY
+    for seed, (one, other) in enumerate([(34, 14), (34, 4)]):
+        save(reference, seed, one)
+        save(james_stein, seed, other)
+    save(script.STALE[0], 0, 0)
+    noise = {reference.name: 96.0, james_stein.name: 32.0, "reinforce_2": 224.0, fours.name: 0.0}
+    critical = pd.DataFrame({"arm": noise.keys(), "noise_to_signal": noise.values()})
+    critical.to_csv(script.measured_paths(tmp_path)["layers"], index=False)
+    tables = script.results(tmp_path)
+    steps = tables["steps"].set_index("arm")
+    assert steps.loc[reference.name, ["pairs", "steps", "ratio"]].tolist() == [2, 40, 1]
+    assert steps.loc[james_stein.name, "ratio"] == pytest.approx(math.sqrt(20 / 40 * 10 / 40))
+    assert steps.loc[fours.name, "pairs"] == 0
+    # √(1 + B*/B) of 32 prompts, and of 16, over that of the reference, 2.
+    assert steps["predicted_layers"].tolist() == pytest.approx([1.0, math.sqrt(2) / 2, math.sqrt(8) / 2, 0.5])
+    assert tables["stale"]["last"].tolist() == [1.0]
