@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from gradstats.config.options import counted
 from gradstats.rollouts.dump_groups import GROUP_COLUMNS, number_groups
 from gradstats.system.files import read_csv, read_json_lines
 from gradstats.system.lazy_imports import pa, pd
@@ -45,6 +46,8 @@ _ENDINGS = (".parquet", ".jsonl", ".csv", ".tsv")
 _ROWS, _ROWS_OF_LISTS = 2**16, 2**10
 # Longer names of prompts, as their texts, are kept as digests.
 _LONGEST_NAME = 64
+#: Letters of a prompt by which it is named.
+_LONGEST_SHOWN = 24
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -53,19 +56,22 @@ class Log:
 
     Attributes:
         frame: a row per completion: ``step``, ``prompt`` and ``group`` (numbers from 0), ``reward``; where known
-            ``length``, ``truncated``, ``entropy`` and ``sum_pi_squared`` (means over its tokens); with
+            ``length``, ``truncated``, ``advantage``, ``entropy`` and ``sum_pi_squared`` (means over its tokens), and
+            ``energy``, the sum of 1 − 2π + Σπ² by the trainer's log-probabilities, or else the sampler's; with
             log-probabilities of sampler and trainer ``log_ratio``, the sum of log π_trainer/π_sampler (NaN where tokens
             are unknown), ``n_ratios`` (tokens with both), ``abs_gap`` (the sum of absolute values), ``n_capped``
             (ratios above :data:`CAP`) and ``n_outside`` (ratios outside :data:`BAND`).
         name: of what was read.
         unit: of lengths, "tokens" or "letters".
         notes: what was assumed and left out, one sentence each.
+        prompts: the name of each number of ``prompt``, a long text by its beginning; empty where they have none.
     """
 
     frame: pd.DataFrame
     name: str
     unit: str = "tokens"
     notes: tuple[str, ...] = ()
+    prompts: Sequence[str] = ()
 
     def __repr__(self) -> str:
         """Return what the log holds, in a line."""
@@ -75,7 +81,8 @@ class Log:
         """Return the numbers of steps, prompts, groups and completions, in words."""
         steps, prompts, groups = map(self.count, ("step", "prompt", "group"))
         over = f" over {steps:,} steps" if steps > 1 else ""
-        return f"{len(self.frame):,} completions of {prompts:,} prompts in {groups:,} groups{over}"
+        n = len(self.frame)
+        return f"{counted(n, 'completion')} of {counted(prompts, 'prompt')} in {counted(groups, 'group')}{over}"
 
     def column(self, name: str) -> Float[np.ndarray, " n"]:
         """Return a column as numbers."""
@@ -84,6 +91,10 @@ class Log:
     def labels(self, name: str) -> Int[np.ndarray, " n"]:
         """Return ``step``, ``prompt`` or ``group`` of each completion."""
         return self.frame[name].to_numpy(dtype=np.int64)
+
+    def prompt_name(self, number: int) -> str:
+        """Return the name of a prompt, or its number where prompts have no names."""
+        return self.prompts[number] if self.prompts else f"prompt {number + 1}"
 
     def count(self, name: str) -> int:
         """Return the number of steps, prompts or groups."""
@@ -255,6 +266,7 @@ class _Reader:
     parts: list[dict[str, np.ndarray]] = field(default_factory=list)
     n_rows: int = 0
     names: dict[str, dict[str, int]] = field(default_factory=dict)  # part → name → its number
+    prompts: list[str] = field(default_factory=list)  # by their numbers, as they are shown
 
     def choose(self, there: Sequence[str], file: Path) -> None:
         """Choose the columns of a file."""
@@ -296,7 +308,8 @@ class _Reader:
         for part in ("prompt", *GROUP_COLUMNS):
             column = of_part.get(part) if part == "prompt" else table[part] if part in table.column_names else None
             if column is not None and not (part != "prompt" and self.chosen.get("prompt") == part):
-                rows[part] = _codes(column, self.names.setdefault(part, {}), part, where)
+                shown = self.prompts if part == "prompt" else []
+                rows[part] = _codes(column, self.names.setdefault(part, {}), part, where, shown)
         rows["step"] = np.full(n, self.step_of_file, dtype=np.int64)
         if "step" in of_part:
             steps = _numbers(of_part["step"], "step", where)
@@ -327,6 +340,12 @@ class _Reader:
                 rows[part] = np.divide(sums, counts, out=np.full(n, np.nan), where=counts > 0)
             elif part in of_part:
                 rows[part] = _numbers(of_part[part], part, where)
+        scored_by = next((part for part in ("trainer", "sampler") if part in of_part), "")
+        if scored_by and "sum_pi_squared" in of_part and _is_list(of_part["sum_pi_squared"]):
+            (squares, sizes), (logs, others) = (_flat(of_part[part]) for part in ("sum_pi_squared", scored_by))
+            if np.array_equal(sizes, others):
+                energy, owner = 1.0 - 2.0 * np.exp(logs) + squares, np.repeat(np.arange(n), sizes)
+                rows["energy"] = np.bincount(owner, np.where(mask_of(sizes), energy, 0.0), n)
         if {"sampler", "trainer"} <= set(of_part):
             drawn, sizes = _flat(of_part["sampler"])
             scored, others = _flat(of_part["trainer"])
@@ -418,8 +437,8 @@ class _Reader:
             notes.append(f"prompts are named by {self.chosen['prompt']}, so that every group counts as another prompt")
         if "truncated" in frame and bool(frame["truncated"].isna().to_numpy().any()):
             frame = frame.drop(columns="truncated")
-        kept = [one for one in frame if one not in ("sample", "advantage", *GROUP_COLUMNS)]
-        return Log(pd.DataFrame(frame[kept]), name, self.unit, tuple(notes))
+        kept = [one for one in frame if one not in ("sample", *GROUP_COLUMNS)]
+        return Log(pd.DataFrame(frame[kept]), name, self.unit, tuple(notes), self.prompts)
 
 
 @dataclass(frozen=True)
@@ -483,8 +502,21 @@ def _lengths_of(column: pa.ChunkedArray, name: str, where: _Place) -> tuple[Floa
         return _flat_sizes(column), False
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return pc.fill_null(pc.call_function("utf8_length", [column]), 0).to_numpy().astype(np.float64), True
+    if _is_list(column) and pa.types.is_string(_field_type(column.type.value_type, "content")):
+        texts = pc.call_function(
+            "struct_field", [pc.call_function("list_flatten", [column])], pc.StructFieldOptions("content")
+        )
+        letters = pc.fill_null(pc.call_function("utf8_length", [texts]), 0).to_numpy().astype(np.float64)
+        sizes = _flat_sizes(column).astype(np.int64)
+        return np.bincount(np.repeat(np.arange(len(sizes)), sizes), letters, len(sizes)), True
     said = [[message.get("content") or "" for message in turns or ()] for turns in column.to_pylist()]
     return np.array([float(sum(map(len, map(str, texts)))) for texts in said]), True
+
+
+def _field_type(kind: pa.DataType, name: str) -> pa.DataType:
+    """Return the type of a field of a structure; that of nothing where there is no such field."""
+    known = pa.types.is_struct(kind) and kind.get_field_index(name) >= 0
+    return kind.field(name).type if known else pa.null()
 
 
 def _counts_tokens(column: pa.ChunkedArray | None) -> bool:
@@ -500,12 +532,17 @@ def _flat_sizes(column: pa.ChunkedArray) -> Float[np.ndarray, " n"]:
     return pc.fill_null(pc.call_function("list_value_length", [column]), 0).to_numpy().astype(np.float64)
 
 
-def _codes(column: pa.ChunkedArray, known: dict[str, int], part: str, where: _Place) -> Int[np.ndarray, " n"]:
-    """Return the number of each name; names are numbered in order of appearance."""
+def _codes(
+    column: pa.ChunkedArray, known: dict[str, int], part: str, where: _Place, shown: list[str]
+) -> Int[np.ndarray, " n"]:
+    """Return the number of each name; names are numbered in order of appearance, and new ones added to those shown."""
     if pa.types.is_nested(column.type):
-        texts = pa.chunked_array(
-            [pa.array([json.dumps(one, sort_keys=True, default=str) for one in column.to_pylist()])]
-        )
+        written, last = [], object()
+        for one in column.to_pylist():
+            if one != last:  # the completions of a prompt follow one another
+                text, last = json.dumps(one, sort_keys=True, default=str), one
+            written.append(text)
+        texts = pa.chunked_array([pa.array(written, type=pa.string())])
     else:
         texts = column.cast(pa.string())
     missing = column.is_null(nan_is_null=True).to_numpy()
@@ -514,8 +551,21 @@ def _codes(column: pa.ChunkedArray, known: dict[str, int], part: str, where: _Pl
             f"{where.row(missing)} has no {part} ({int(missing.sum()):,} rows lack it): name that of each completion"
         )
     encoded = texts.combine_chunks().dictionary_encode()
-    numbers = [known.setdefault(_key(one), len(known)) for one in encoded.dictionary.to_pylist()]
+    numbers = []
+    for one in encoded.dictionary.to_pylist():
+        number = known.setdefault(_key(one), len(known))
+        numbers.append(number)
+        if number == len(shown):
+            shown.append(_beginning(one))
     return np.array(numbers, dtype=np.int64)[encoded.indices.to_numpy()]
+
+
+def _beginning(name: str) -> str:
+    """Return a name as it is shown: of messages the last text, of long texts the beginning."""
+    if name[:2] == "[{":
+        name = str(json.loads(name)[-1].get("content", name))
+    words = " ".join(name.split())
+    return words if len(words) <= _LONGEST_SHOWN else f"{words[:_LONGEST_SHOWN]}…"
 
 
 def _key(name: str) -> str:
