@@ -172,7 +172,8 @@ class Spike(RemarkedResult):
 
 
 def _smaller(share: float) -> str:
-    return f"{abs(share):.0%} {'smaller' if share >= 0 else 'larger'}"
+    size = f"{abs(share):.0%}" if abs(share) >= 0.01 else "less than 1%"
+    return f"{size} {'smaller' if share >= 0 else 'larger'}"
 
 
 def spike(

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 
 from gradstats.config.options import counted
 from gradstats.rollouts.dump_groups import GROUP_COLUMNS, number_groups
+from gradstats.rollouts.schema import LARGEST_REWARD, MOST_LOGPROB
 from gradstats.system.files import read_csv, read_json_lines
 from gradstats.system.lazy_imports import pa, pd
 from gradstats.system.progress import progress_bar
@@ -44,6 +45,10 @@ CAP, BAND = 2.0, (0.5, 5.0)
 _ENDINGS = (".parquet", ".jsonl", ".csv", ".tsv")
 # Rows that are in memory as Arrow at a time: of numbers and texts, and of lists of tokens.
 _ROWS, _ROWS_OF_LISTS = 2**16, 2**10
+# Beyond it numbers of steps have no neighbours as floats.
+_MOST_STEPS = 2**53
+# Bits that rows repeat by which they do not by chance.
+_CHANCE_BITS = 30.0
 # Longer names of prompts, as their texts, are kept as digests.
 _LONGEST_NAME = 64
 #: Letters of a prompt by which it is named.
@@ -102,9 +107,9 @@ class Log:
 
     @property
     def group_size(self) -> int:
-        """The most common number of completions of a group."""
-        sizes = np.bincount(self.labels("group"))
-        return int(np.bincount(sizes).argmax())
+        """The most common number of completions of a group; of several the largest."""
+        counts = np.bincount(np.bincount(self.labels("group")))
+        return int(np.flatnonzero(counts == counts.max())[-1])
 
 
 def read_log(
@@ -223,7 +228,7 @@ def _tables(file: Path, reader: _Reader) -> Iterator[pa.Table]:
                 lists = any(pa.types.is_nested(opened.schema_arrow.field(name).type) for name in wanted)
                 for batch in opened.iter_batches(_ROWS_OF_LISTS if lists else _ROWS, columns=wanted):
                     yield pa.Table.from_batches([batch])
-        elif file.suffix == ".jsonl":
+        elif file.suffix in (".jsonl", ".json"):
             lines = read_json_lines(file)
             while rows := list(islice(lines, 4 * _ROWS_OF_LISTS)):
                 names = list(dict.fromkeys(name for _, row in rows for name in row))
@@ -313,7 +318,7 @@ class _Reader:
         rows["step"] = np.full(n, self.step_of_file, dtype=np.int64)
         if "step" in of_part:
             steps = _numbers(of_part["step"], "step", where)
-            if (odd := ~np.isfinite(steps) | (steps != np.round(steps))).any():
+            if (odd := ~(np.abs(steps) < _MOST_STEPS) | (steps != np.round(steps))).any():
                 raise ValueError(f"{where.row(odd)} has the step {steps[odd][0]:g}, which is not the number of a step")
             rows["step"] = steps.astype(np.int64)
         for part in ("sample", "advantage"):
@@ -325,15 +330,19 @@ class _Reader:
                 f"{where.row(odd)} has the length {rows['length'][odd][0]:g}, which is below 0: name another column "
                 "with length"
             )
-        counted, sizes_of_mask = _flat(of_part["mask"]) if "mask" in of_part else (np.zeros(0), None)
+
+        def flat(part: str) -> tuple[Float[np.ndarray, " tokens"], Int[np.ndarray, " n"]]:
+            return _flat(of_part[part], self.chosen[part], where)
+
+        marked, sizes_of_mask = flat("mask") if "mask" in of_part else (np.zeros(0), None)
 
         def mask_of(sizes: Int[np.ndarray, " n"]) -> Bool[np.ndarray, " tokens"]:
             same = sizes_of_mask is not None and np.array_equal(sizes, sizes_of_mask)
-            return counted > 0 if same else np.ones(int(sizes.sum()), dtype=bool)
+            return marked > 0 if same else np.ones(int(sizes.sum()), dtype=bool)
 
         for part in ("entropy", "sum_pi_squared"):
             if part in of_part and _is_list(of_part[part]):
-                values, sizes = _flat(of_part[part])
+                values, sizes = flat(part)
                 kept = mask_of(sizes) & np.isfinite(values)
                 owner = np.repeat(np.arange(n), sizes)[kept]
                 sums, counts = (np.bincount(owner, one, n) for one in (values[kept], None))
@@ -342,17 +351,24 @@ class _Reader:
                 rows[part] = _numbers(of_part[part], part, where)
         scored_by = next((part for part in ("trainer", "sampler") if part in of_part), "")
         if scored_by and "sum_pi_squared" in of_part and _is_list(of_part["sum_pi_squared"]):
-            (squares, sizes), (logs, others) = (_flat(of_part[part]) for part in ("sum_pi_squared", scored_by))
+            (squares, sizes), (logs, others) = flat("sum_pi_squared"), flat(scored_by)
             if np.array_equal(sizes, others):
                 energy, owner = 1.0 - 2.0 * np.exp(logs) + squares, np.repeat(np.arange(n), sizes)
                 rows["energy"] = np.bincount(owner, np.where(mask_of(sizes), energy, 0.0), n)
         if {"sampler", "trainer"} <= set(of_part):
-            drawn, sizes = _flat(of_part["sampler"])
-            scored, others = _flat(of_part["trainer"])
+            drawn, sizes = flat("sampler")
+            scored, others = flat("trainer")
             if (odd := sizes != others).any():
                 raise ValueError(
                     f"{where.row(odd)} has {self.chosen['sampler']} and {self.chosen['trainer']} of different lengths"
                 )
+            for part, logs in (("sampler", drawn), ("trainer", scored)):
+                if (odd := logs > MOST_LOGPROB).any():
+                    row = np.repeat(np.arange(n), sizes)[odd]
+                    raise ValueError(
+                        f"{where.row(np.isin(np.arange(n), row))} has a {self.chosen[part]} above 0: give natural "
+                        "log-probabilities"
+                    )
             rows |= _ratios(scored - drawn, mask_of(sizes), np.repeat(np.arange(n), sizes), n)
         self.parts.append(rows)
         self.n_rows += n
@@ -373,13 +389,18 @@ class _Reader:
         weights = self.weights or {self.chosen["reward"]: 1.0}
         values = np.array([_numbers(table.column(name), name, where) for name in weights])
         total = np.nansum(values * np.array(list(weights.values()))[:, None], axis=0)
+        if (odd := np.isfinite(total) & (np.abs(total) > LARGEST_REWARD)).any():
+            raise ValueError(
+                f"{where.row(odd)} has the reward {total[odd][0]:g}, beyond ±{LARGEST_REWARD:g}: scale the rewards, or "
+                "drop the row"
+            )
         return np.where(np.isnan(values).all(axis=0), np.nan, total)
 
     def _lengths(self, of_part: Mapping[str, pa.ChunkedArray], where: _Place) -> dict[str, np.ndarray]:
         """Return lengths, and which completions were cut off, as far as the log says."""
         found: dict[str, np.ndarray] = {}
         if "mask" in of_part:
-            values, sizes = _flat(of_part["mask"])
+            values, sizes = _flat(of_part["mask"], self.chosen["mask"], where)
             found["length"] = np.bincount(np.repeat(np.arange(len(sizes)), sizes), values, len(sizes))
         elif "sampler" in of_part and _is_list(of_part["sampler"]) and not _counts_tokens(of_part.get("length")):
             found["length"] = _flat_sizes(of_part["sampler"])
@@ -389,11 +410,14 @@ class _Reader:
         if "end" in of_part:
             end = of_part["end"]
             if pa.types.is_string(end.type) or pa.types.is_large_string(end.type):
-                found["truncated"] = np.array(
-                    [str(one) in ("length", "True", "true") for one in end.to_pylist()], dtype=float
-                )
+                cut = [one if one is None else one in ("length", "True", "true") for one in end.to_pylist()]
+                found["truncated"] = np.array(cut, dtype=float)
             else:
                 found["truncated"] = _numbers(end, self.chosen["end"], where)
+                if (odd := ~np.isin(found["truncated"], (0.0, 1.0)) & ~np.isnan(found["truncated"])).any():
+                    raise ValueError(
+                        f"{where.row(odd)} has {self.chosen['end']}={found['truncated'][odd][0]:g}: write true or false"
+                    )
         elif self.cap is not None and self.unit == "tokens" and "length" in found:
             found["truncated"] = (found["length"] >= self.cap).astype(float)
         return found
@@ -407,7 +431,8 @@ class _Reader:
             notes.append(f"{int((~kept).sum()):,} of {len(kept):,} completions have no finite reward and are left out")
             frame = frame.loc[kept].reset_index(drop=True)
         if len(frame) < 2:
-            raise ValueError(f"{name} holds {len(frame)} completions with a reward: at least two are needed")
+            raise ValueError(f"{name} holds {counted(len(frame), 'completion')} with a reward: at least two are needed")
+        _refuse_repeated(frame, name)
         if "sample" in frame and "prompt" in frame:
             repeated = frame.duplicated(["step", "prompt", "sample"]).to_numpy()
             if repeated.any():
@@ -433,6 +458,10 @@ class _Reader:
             )
         if self.unit == "letters":
             notes.append("the log holds no tokens: lengths are those of texts, in letters")
+        if "length" in frame and (n_without := int(frame["length"].isna().sum())):
+            notes.append(
+                f"{counted(n_without, 'completion')} of {len(frame):,} without a length: none of their tokens count"
+            )
         if self.chosen.get("prompt") in GROUP_COLUMNS:
             notes.append(f"prompts are named by {self.chosen['prompt']}, so that every group counts as another prompt")
         if "truncated" in frame and bool(frame["truncated"].isna().to_numpy().any()):
@@ -480,16 +509,23 @@ def _numbers(column: pa.ChunkedArray, name: str, where: _Place) -> Float[np.ndar
         return np.array([np.nan if one is None else float(one) for one in column.to_pylist()])
 
 
-def _flat(column: pa.ChunkedArray) -> tuple[Float[np.ndarray, " tokens"], Int[np.ndarray, " n"]]:
+def _flat(
+    column: pa.ChunkedArray, name: str, where: _Place
+) -> tuple[Float[np.ndarray, " tokens"], Int[np.ndarray, " n"]]:
     """Return the numbers of a column of lists one after another, and how many each row has."""
     import pyarrow.compute as pc
 
     if not _is_list(column):
-        return column.cast(pa.float64()).to_numpy().astype(np.float64), np.ones(len(column), dtype=np.int64)
+        return _numbers(column, name, where), np.ones(len(column), dtype=np.int64)
     sizes = pc.fill_null(pc.call_function("list_value_length", [column]), 0).to_numpy().astype(np.int64)
     values = pc.call_function("list_flatten", [column])
     values = values.cast(pa.int8()) if pa.types.is_boolean(values.type) else values
-    return values.cast(pa.float64()).to_numpy().astype(np.float64), sizes
+    try:
+        return values.cast(pa.float64()).to_numpy().astype(np.float64), sizes
+    except pa.ArrowException as error:
+        raise ValueError(
+            f"{where.file} has a list of {name} that holds something else than numbers ({error}): leave the column out"
+        ) from None
 
 
 def _lengths_of(column: pa.ChunkedArray, name: str, where: _Place) -> tuple[Float[np.ndarray, " n"], bool]:
@@ -607,6 +643,28 @@ def _in_order(steps: Int[np.ndarray, " n"], group_size: int) -> Int[np.ndarray, 
             )
     within = pd.Series(steps).groupby(steps).cumcount().to_numpy() // group_size
     return np.unique(np.stack([steps, within]), axis=1, return_inverse=True)[1]
+
+
+def _refuse_repeated(frame: pd.DataFrame, name: str) -> None:
+    """Refuse a step whose rows are the same rows two or three times over, as of a table that was appended to itself.
+
+    Groups would be twice as large, and intervals too narrow. Where little is known of completions, rows may agree by
+    chance: those are refused that do so with a probability below 2⁻³⁰, by how often their values occur in a prompt.
+    """
+    values = [frame[name].fillna(-1.0).to_numpy() for name in frame if name not in ("step", "sample")]
+    prompts, steps = frame["prompt"].to_numpy() if "prompt" in frame else np.zeros(len(frame)), frame["step"].to_numpy()
+    order = np.argsort(steps, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(steps[order])) + 1):
+        for times in (2, 3):
+            parts = rows.reshape(times, -1) if len(rows) % times == 0 else rows[:0]
+            if parts.size and all((one[parts] == one[parts[0]]).all() for one in values):
+                codes = (np.stack(values)[:, parts[0]], prompts[parts[0]])
+                alike, of_prompt = (np.unique(one, axis=-1, return_inverse=True, return_counts=True) for one in codes)
+                if np.log2(of_prompt[2][of_prompt[1]] / alike[2][alike[1].ravel()]).sum() > _CHANCE_BITS:
+                    raise ValueError(
+                        f"of step {steps[rows[0]]} {name} holds the same {len(parts[0]):,} rows {times} times: it was "
+                        "appended to itself; keep each row once"
+                    )
 
 
 def _groups(frame: pd.DataFrame, group_size: int | None) -> tuple[np.ndarray, list[str]]:
