@@ -63,7 +63,6 @@ from .shift import implied_shift as implied_shift
 from .silent_groups import SilentGroups as SilentGroups
 from .silent_groups import silent_groups as silent_groups
 from .spike import Spike as Spike
-from .spike import plot_spike as plot_spike
 from .spike import spike as spike
 from .success_bins import SuccessBins as SuccessBins
 from .success_bins import variance_by_success as variance_by_success
