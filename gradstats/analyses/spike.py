@@ -37,6 +37,8 @@ from gradstats.system.lazy_imports import pd
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from gradstats.measurement.measurement import Measurement
+
 # Other steps whose standard deviation is taken.
 _FEWEST_OTHERS = 3
 #: Column of a log → what stands for the squared norm of a completion's score, the better first.
@@ -53,12 +55,14 @@ class CompletionShare(Row):
     """What one completion makes of the squared norm of its batch."""
 
     prompt: str = column("name of the prompt")
-    completion: int = column("number of the completion: its sample_id, or its row in the log")
+    completion: int = column("number of the completion: its sample_id, or its row in the log among those with a reward")
     length: float = column("tokens of the completion, or letters of its text", "length", short=True)
     reward: float = column("its reward", "reward", short=True)
     group_reward: float = column("mean reward of its group", "mean of its group", short=True)
     share: float = column(
-        "share of the squared norm that is gone without it, its weights of the others as they are", "share", short=True
+        "share of the squared norm that is gone without it, with the weights of the others as they are",
+        "share",
+        short=True,
     )
 
 
@@ -161,7 +165,7 @@ class Spike(RemarkedResult):
                 said += f". By {'the other prompts' if several else 'other steps'} it lies {far} what is expected"
         if np.isfinite(one.clipped_to):
             said += f"; clipping leaves {one.clipped_to:.0%} of its length"
-        if self.rows:
+        if np.isfinite(self.rows[0].share):
             first, unit = self.rows[0], "letters" if "letters" in self.proxy else "tokens"
             size = f"{first.length:,.0f} {unit}, " if np.isfinite(first.length) else ""
             said += f". Without completion {first.completion:,} of {first.prompt} ({size}reward {first.reward:g}) it "
@@ -279,7 +283,7 @@ def spike(
             _beyond(float(norm), np.delete(np.delete(products, prompts, 0), prompts, 1), size, scattered)
             if size < groups.n_prompts
             else _beside(float(norm), others or ()),
-            np.nan if max_grad_norm is None else min(1.0, max_grad_norm / float(np.sqrt(norm))),
+            np.nan if max_grad_norm is None else min(1.0, max_grad_norm / np.sqrt(norm)) if norm > 0 else 1.0,
         )
         for number, (norm, prompts) in enumerate(zip(norms, batches, strict=True))
     )
@@ -370,7 +374,7 @@ class _Completions:
             products: inner products of the completions' gradients, or their squares where others are 0.
             top: how many are listed.
         """
-        whole, everyone = float(products.sum()), np.arange(len(self.groups))
+        whole, everyone = float(products.sum()) or np.nan, np.arange(len(self.groups))
         first = np.flatnonzero(np.diff(self.groups, prepend=-1))
         of_completion, of_prompt = _gone(products, everyone) / whole, _gone(products, self.groups) / whole
         listed = np.argsort(-of_completion, kind="stable")[:top]
@@ -413,22 +417,35 @@ def _gone(products: Float[np.ndarray, "n *n"], part: Int[np.ndarray, " n"]) -> F
     return 2.0 * (gather @ products.sum(axis=1)) - within
 
 
+def _squares(log: Log) -> tuple[Float[np.ndarray, " n"], str]:
+    """Return what stands for the squared norm of each completion's share in its group, and its name."""
+    groups, rewards = log.labels("group"), log.column("reward")
+    sizes, known = np.bincount(groups), {one for one in log.frame if np.isfinite(log.column(one)).all()}
+    advantages = (rewards - (np.bincount(groups, rewards) / sizes)[groups]) * (sizes / np.maximum(sizes - 1, 1))[groups]
+    if "advantage" in known:
+        advantages = log.column("advantage")
+    name = next((one for one in _PROXIES if one in known), "")
+    energy = log.column(name) if name else 1.0
+    proxy = f"proxy (advantage²{_PROXIES.get(name, '').format(unit=log.unit)})"
+    return (advantages / sizes[groups]) ** 2 * energy, proxy
+
+
+def _without_norms(asked_of: Measurement | Log) -> str:
+    """Return why norms cannot be asked about; "" where they can."""
+    if not isinstance(asked_of, Log):
+        return missing_sketches(asked_of)
+    silent = "" if _squares(asked_of)[0].any() else "no group of the log has a gradient: rewards are equal in each"
+    return without_steps(asked_of) or silent
+
+
 def _of_log(log: Log, step: int | None, top: int) -> Spike:
     """Explain the step of a log with the largest squared norm by proxy, or one that is asked for."""
-    if why := without_steps(log):
+    if why := _without_norms(log):
         raise ValueError(why)
-    groups, steps, rewards = log.labels("group"), log.labels("step"), log.column("reward")
-    sizes = np.bincount(groups)
-    advantages, notes = rewards - (np.bincount(groups, rewards) / sizes)[groups], [*log.notes]
-    advantages *= (sizes / np.maximum(sizes - 1.0, 1.0))[groups]
-    if "advantage" in log.frame and np.isfinite(log.column("advantage")).all():
-        advantages = log.column("advantage")
-    lengths = log.column("length") if "length" in log.frame else np.full(len(rewards), np.nan)
-    name = next((one for one in _PROXIES if one in log.frame and np.isfinite(log.column(one)).all()), "")
-    energy = log.column(name) if name else np.ones(len(rewards))
-    proxy = f"proxy (advantage²{_PROXIES.get(name, '').format(unit=log.unit)})"
-    squares = (advantages / sizes[groups]) ** 2 * energy
-    of_group, step_of_group = np.bincount(groups, squares), np.zeros(len(sizes), dtype=np.int64)
+    groups, steps, (squares, proxy) = log.labels("group"), log.labels("step"), _squares(log)
+    lengths = log.column("length") if "length" in log.frame else np.full(len(steps), np.nan)
+    of_group = np.bincount(groups, squares)
+    step_of_group = np.zeros(len(of_group), dtype=np.int64)
     step_of_group[groups] = steps
     mean, rows = mean_statistic(of_group), []
     for one in np.unique(steps):
@@ -437,8 +454,6 @@ def _of_log(log: Log, step: int | None, top: int) -> Spike:
         norm, scattered = float(of_group[here].sum()) / size**2, partial(_spread, size=size)
         far = _beyond(norm, np.delete(of_group, here), size, scattered)
         rows.append(BatchNorm(int(one), size, norm, None, noise, noise.value, scattered(of_group), far, np.nan))
-    if not mean.value > 0:
-        raise ValueError("no group of the log has a gradient: rewards are equal in each")
     number = _chosen(rows, step, "step")
     inside = np.flatnonzero(steps == number)
     inside = inside[np.argsort(groups[inside], kind="stable")]
@@ -447,11 +462,11 @@ def _of_log(log: Log, step: int | None, top: int) -> Spike:
         numbers=inside + 1,
         groups=np.unique(groups[inside], return_inverse=True)[1],
         lengths=lengths[inside],
-        rewards=rewards[inside],
+        rewards=log.column("reward")[inside],
     )
     shares = completions.shares(squares[inside], top)
-    notes.append(f"norms of steps by {proxy} know nothing of signal, of layers, and of what cancels")
-    return Spike(*shares, tuple(rows), number, len(inside), proxy, tuple(notes))
+    said = f"norms of steps by {proxy} know nothing of signal, of layers, and of what cancels"
+    return Spike(*shares, tuple(rows), number, len(inside), proxy, (*log.notes, said))
 
 
 def plot_spike(frame: pd.DataFrame) -> Axes:
@@ -488,9 +503,7 @@ def plot_spike(frame: pd.DataFrame) -> Axes:
 ANALYSIS = Analysis(
     name="spike",
     ask=spike,
-    unavailable_because=lambda asked_of: (
-        without_steps(asked_of) if isinstance(asked_of, Log) else missing_sketches(asked_of)
-    ),
+    unavailable_because=_without_norms,
     options=("estimator", "prompts_per_batch", "batch", "max_grad_norm", "others", "top", "rng"),
     columns=CompletionShare.columns(),
     row_name=lambda row: f"{row['prompt']}, {row['completion']:g}",

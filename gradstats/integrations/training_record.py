@@ -55,6 +55,8 @@ class WarnOnce:
 _VARIED = "policy.revision"
 #: Prompts that the on-policy check needs.
 _FEWEST_PROMPTS = 3
+#: Steps before that the norm of a step is judged by, at most.
+_MOST_OTHERS = 50
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class TrainingRecord:
         policy = self.experiment.policy.model_copy(update={"revision": revision})
         asked: dict[str, Any] = dict(self.experiment.analyses)
         if isinstance(asked.get("spike"), Mapping) and norms:
-            asked["spike"] = {**asked["spike"], "others": list(norms)}
+            asked["spike"] = {**asked["spike"], "others": list(norms)[-_MOST_OTHERS:]}
         return RunDirectory.open(path, self.experiment.model_copy(update={"policy": policy, "analyses": asked}))
 
 

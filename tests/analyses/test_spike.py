@@ -165,6 +165,12 @@ def test_what_cannot_be_asked_is_refused(given, message, drawn):
 
 
 def test_without_any_gradient_it_is_said(drawn):
+    rewards = np.asarray(drawn[0].rewards) * (np.asarray(drawn[0].group_index) < 1)
+    silent = spike(Batch(rewards, [2] * 18, drawn[0].group_index), drawn[1], prompts_per_batch=1, max_grad_norm=1.0)
+    other = next(one.batch for one in silent.batches if not one.squared_norm)
+    asked = spike(Batch(rewards, [2] * 18, drawn[0].group_index), drawn[1], prompts_per_batch=1, batch=other)
+    assert "Without" in silent.sentence()
+    assert "Without" not in asked.sentence()
     with pytest.raises(ValueError, match="rloo has no gradient here: every weight is 0"):
         spike(Batch([1.0] * 18, [2] * 18, drawn[0].group_index), drawn[1])
     frame = pd.DataFrame({"step": [0, 0, 1, 1], "prompt": 0, "group": [0, 0, 1, 1], "reward": 1.0})
