@@ -458,7 +458,7 @@ class _Reader:
             )
         if self.unit == "letters":
             notes.append("the log holds no tokens: lengths are those of texts, in letters")
-        if "length" in frame and (n_without := int(frame["length"].isna().sum())):
+        if "length" in frame and (n_without := int(np.isnan(frame["length"].to_numpy(dtype=float)).sum())):
             notes.append(
                 f"{counted(n_without, 'completion')} of {len(frame):,} without a length: none of their tokens count"
             )
