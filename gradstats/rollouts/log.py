@@ -352,9 +352,11 @@ class _Reader:
         scored_by = next((part for part in ("trainer", "sampler") if part in of_part), "")
         if scored_by and "sum_pi_squared" in of_part and _is_list(of_part["sum_pi_squared"]):
             (squares, sizes), (logs, others) = flat("sum_pi_squared"), flat(scored_by)
+            rows["energy"] = np.full(n, np.nan)
             if np.array_equal(sizes, others):
-                energy, owner = 1.0 - 2.0 * np.exp(logs) + squares, np.repeat(np.arange(n), sizes)
-                rows["energy"] = np.bincount(owner, np.where(mask_of(sizes), energy, 0.0), n)
+                energy = 1.0 - 2.0 * np.exp(logs) + squares
+                counts = np.where(mask_of(sizes) & np.isfinite(energy), energy, 0.0)
+                rows["energy"] = np.bincount(np.repeat(np.arange(n), sizes), counts, n)
         if {"sampler", "trainer"} <= set(of_part):
             drawn, sizes = flat("sampler")
             scored, others = flat("trainer")
@@ -465,6 +467,7 @@ class _Reader:
         if self.chosen.get("prompt") in GROUP_COLUMNS:
             notes.append(f"prompts are named by {self.chosen['prompt']}, so that every group counts as another prompt")
         if "truncated" in frame and bool(frame["truncated"].isna().to_numpy().any()):
+            notes.append("not every completion says how it ended: nothing is said of those cut off")
             frame = frame.drop(columns="truncated")
         kept = [one for one in frame if one not in ("sample", *GROUP_COLUMNS)]
         return Log(pd.DataFrame(frame[kept]), name, self.unit, tuple(notes), self.prompts)
@@ -572,7 +575,8 @@ def _codes(
     column: pa.ChunkedArray, known: dict[str, int], part: str, where: _Place, shown: list[str]
 ) -> Int[np.ndarray, " n"]:
     """Return the number of each name; names are numbered in order of appearance, and new ones added to those shown."""
-    if pa.types.is_nested(column.type):
+    nested = pa.types.is_nested(column.type)
+    if nested:
         written, last = [], object()
         for one in column.to_pylist():
             if one != last:  # the completions of a prompt follow one another
@@ -592,16 +596,15 @@ def _codes(
         number = known.setdefault(_key(one), len(known))
         numbers.append(number)
         if number == len(shown):
-            shown.append(_beginning(one))
+            words = " ".join((_last_text(one) if nested else one).split())
+            shown.append(words if len(words) <= _LONGEST_SHOWN else f"{words[:_LONGEST_SHOWN]}…")
     return np.array(numbers, dtype=np.int64)[encoded.indices.to_numpy()]
 
 
-def _beginning(name: str) -> str:
-    """Return a name as it is shown: of messages the last text, of long texts the beginning."""
-    if name[:2] == "[{":
-        name = str(json.loads(name)[-1].get("content", name))
-    words = " ".join(name.split())
-    return words if len(words) <= _LONGEST_SHOWN else f"{words[:_LONGEST_SHOWN]}…"
+def _last_text(written: str) -> str:
+    """Return the text of the last of some messages."""
+    last = (json.loads(written) or [""])[-1] if written[:1] == "[" else written
+    return str(last.get("content", written)) if isinstance(last, dict) else str(last)
 
 
 def _key(name: str) -> str:

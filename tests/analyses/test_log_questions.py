@@ -27,6 +27,11 @@ def log():
     return Log(frame.assign(log_ratio=logs, n_ratios=length, abs_gap=0.02 * length, n_capped=1.0, n_outside=0.0), "six")
 
 
+def test_without_any_token_nothing_is_said_of_their_share(log):
+    assert "tokens" not in silent_groups(Log(log.frame.assign(length=0.0), "empty")).sentence()
+    assert "% of the tokens" in silent_groups(log).sentence()
+
+
 def test_bins_of_length_are_means_over_their_completions(log):
     found = log_lengths(log, n_bins=4)
     frame = log.frame.assign(within=log.frame["reward"] - log.frame.groupby("group")["reward"].transform("mean"))

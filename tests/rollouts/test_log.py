@@ -151,6 +151,7 @@ def test_what_is_not_known_of_some_is_said(tmp_path):
     )
     log = read_log(tmp_path / "log.csv")
     assert "truncated" not in log.frame
+    assert "not every completion says how it ended: nothing is said of those cut off" in log.notes
     assert "1 completion of 5 without a length: none of their tokens count" in log.notes
     assert (log.group_size, repr(log)) == (2, "<Log: 5 completions of 3 prompts in 3 groups>")
 
@@ -164,6 +165,8 @@ def test_energies_and_names_of_prompts_are_kept(tmp_path):
     log = read_log(tmp_path / "log.jsonl")
     np.testing.assert_allclose(log.column("energy"), 1 - 2 * np.exp(-1.0) + 0.5)
     assert log.prompt_name(0) == "How many primes are ther…"
+    (tmp_path / "log.csv").write_text("prompt,reward\n[{'role': x},1\n[{'role': x},0\n")
+    assert read_log(tmp_path / "log.csv").prompt_name(0) == "[{'role': x}"
     assert repr(log) == "<Log: 2 completions of 1 prompt in 1 group>"
 
 
