@@ -102,10 +102,8 @@ class Spike(RemarkedResult):
     Attributes:
         rows: the completions that make most of its squared norm, the largest share first.
         by_prompt: the prompts that do.
-        listed_share: share of the squared norm that is gone without all of ``rows``.
         batches: all batches, in order.
         number: of the batch that is explained.
-        n_completions: of that batch.
         proxy: what stands for gradients; "" where they were measured.
         remarks: what a reader has to know.
     """
@@ -116,10 +114,8 @@ class Spike(RemarkedResult):
 
     rows: tuple[CompletionShare, ...]
     by_prompt: tuple[PromptShare, ...]
-    listed_share: float
     batches: tuple[BatchNorm, ...]
     number: int
-    n_completions: int
     proxy: str = ""
     remarks: tuple[str, ...] = ()
 
@@ -156,28 +152,23 @@ class Spike(RemarkedResult):
         else:
             assert one.signal is not None
             signal = format_estimate(*one.signal.with_interval(confidence_level), limits=NOT_NEGATIVE)
-            which = f"batch {one.batch}" if several else "the batch"
-            which += f" ({counted(one.prompts, 'prompt')}{f'; the largest of {len(self.batches)}' if largest else ''})"
-            said = f"The squared norm of {which} is "
-            said += f"{format_number(one.squared_norm)}; signal {signal} and noise {noise} make "
+            size = counted(one.prompts, "prompt")
+            which = f"Batch {one.batch} ({size})" if several else f"The batch of {size}"
+            said = f"The largest of {len(self.batches)} batches of {size}" if largest else which
+            said += f" has ‖ĝ‖² = {format_number(one.squared_norm)}; signal {signal} and noise {noise} make "
             said += f"{format_number(one.expected)} ± {format_number(one.spread, 2)}"
             if np.isfinite(one.deviations):
-                said += f". By {'the other prompts' if several else 'other steps'} it lies {far} what is expected"
+                said += f", and {'the other prompts' if several else 'other steps'} put it {far}"
         if np.isfinite(one.clipped_to):
             said += f"; clipping leaves {one.clipped_to:.0%} of its length"
-        if np.isfinite(self.rows[0].share):
-            first, unit = self.rows[0], "letters" if "letters" in self.proxy else "tokens"
-            size = f"{first.length:,.0f} {unit}, " if np.isfinite(first.length) else ""
-            said += f". Without completion {first.completion:,} of {first.prompt} ({size}reward {first.reward:g}) it "
-            said += f"would be {_smaller(first.share)}"
-            if len(self.rows) > 1 and not self.proxy:
-                said += f", without the {len(self.rows)} listed of {self.n_completions:,} {_smaller(self.listed_share)}"
+        first = self.rows[0]
+        if np.isfinite(first.share):
+            said += f". Completion {first.completion:,} of {first.prompt} "
+            if self.proxy and np.isfinite(first.length):
+                unit = "letters" if "letters" in self.proxy else "tokens"
+                said += f"({first.length:,.0f} {unit}, reward {first.reward:g}) "
+            said += f"makes {first.share:.0%} of it" if first.share >= 0.01 else "makes less than 1% of it"
         return f"{said}."
-
-
-def _smaller(share: float) -> str:
-    size = f"{abs(share):.0%}" if abs(share) >= 0.01 else "less than 1%"
-    return f"{size} {'smaller' if share >= 0 else 'larger'}"
 
 
 def spike(
@@ -304,7 +295,7 @@ def spike(
             "the batch holds all prompts, from which signal and noise are estimated: whether its norm is unusual, only "
             "other steps say; give the squared norms of three or more with others, or fewer prompts_per_batch"
         )
-    return Spike(*shares, rows, number, len(inside), remarks=tuple(one for one in notes if one is not None))
+    return Spike(*shares, rows, number, remarks=tuple(one for one in notes if one is not None))
 
 
 def _products(
@@ -367,18 +358,20 @@ class _Completions:
 
     def shares(
         self, products: Float[np.ndarray, "n *n"], top: int
-    ) -> tuple[tuple[CompletionShare, ...], tuple[PromptShare, ...], float]:
-        """Return what completions and prompts make of the squared norm, largest first, and the listed ones together.
+    ) -> tuple[tuple[CompletionShare, ...], tuple[PromptShare, ...]]:
+        """Return what completions and prompts make of the squared norm, largest first.
 
         Args:
             products: inner products of the completions' gradients, or their squares where others are 0.
             top: how many are listed.
         """
-        whole, everyone = float(products.sum()) or np.nan, np.arange(len(self.groups))
+        whole = float(products.sum()) or np.nan
         first = np.flatnonzero(np.diff(self.groups, prepend=-1))
-        of_completion, of_prompt = _gone(products, everyone) / whole, _gone(products, self.groups) / whole
+        of_completion, of_prompt = (
+            _gone(products, np.arange(len(self.groups))) / whole,
+            _gone(products, self.groups) / whole,
+        )
         listed = np.argsort(-of_completion, kind="stable")[:top]
-        together = float(_gone(products, np.isin(everyone, listed).astype(np.int64))[1]) / whole
         sizes = np.bincount(self.groups)
         lengths, rewards = (np.bincount(self.groups, one) / sizes for one in (self.lengths, self.rewards))
         return (
@@ -403,7 +396,6 @@ class _Completions:
                 )
                 for group in np.argsort(-of_prompt, kind="stable")[:top]
             ),
-            together,
         )
 
 
@@ -466,7 +458,7 @@ def _of_log(log: Log, step: int | None, top: int) -> Spike:
     )
     shares = completions.shares(squares[inside], top)
     said = f"norms of steps by {proxy} know nothing of signal, of layers, and of what cancels"
-    return Spike(*shares, tuple(rows), number, len(inside), proxy, (*log.notes, said))
+    return Spike(*shares, tuple(rows), number, proxy, (*log.notes, said))
 
 
 def plot_spike(frame: pd.DataFrame) -> Axes:
