@@ -29,6 +29,7 @@ RETURNED_BY = {
     "analyses.PromptPlan": "plan_alpha",
     "analyses.SamplerGap": "sampler_gap",
     "analyses.SilentGroups": "analyses.silent_groups",
+    "analyses.Spike": "analyses.spike",
     "analyses.SuccessBins": "variance_by_success",
     "analyses.VarianceComparison": "compare",
     "analyses.VarianceCurve": "variance_curve",

@@ -62,6 +62,8 @@ from .shift import ImpliedShift as ImpliedShift
 from .shift import implied_shift as implied_shift
 from .silent_groups import SilentGroups as SilentGroups
 from .silent_groups import silent_groups as silent_groups
+from .spike import Spike as Spike
+from .spike import spike as spike
 from .success_bins import SuccessBins as SuccessBins
 from .success_bins import variance_by_success as variance_by_success
 from .tokens import ProxyQuality as ProxyQuality

@@ -443,7 +443,7 @@ def _shared(analysis: Analysis, section: VarianceSection, settings: Mapping[str,
     """Return the arguments of a question that are those of the comparison of a run, where it does not set them."""
     if analysis.in_run is not None:
         return {}
-    compared = ("reference", "target", "seed", "prompts_per_batch", "n_resamples")
+    compared = ("reference", "target", "seed", "prompts_per_batch", "max_grad_norm", "n_resamples")
     names = [name for name in analysis.settings if name in compared and name not in settings]
     return {analysis.settings[name]: getattr(section, name) for name in names}
 

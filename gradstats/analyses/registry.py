@@ -26,6 +26,7 @@ ANALYSES = (
     "group_sizes",
     "allocation",
     "batch_size",
+    "spike",
     "length_bins",
     "success_bins",
     "curve",
@@ -38,8 +39,9 @@ ANALYSES = (
     "profile",
     "plan",
 )
-#: The questions of a trainer's log, a file each as well, in the order in which ``gradstats log`` answers them.
-OF_LOGS = ("silent_groups", "log_lengths", "mismatch", "drift")
+#: The questions of a trainer's log, a file each as well, in the order in which ``gradstats log`` answers them; spike is
+#: asked of a measurement, too.
+OF_LOGS = ("silent_groups", "log_lengths", "mismatch", "drift", "spike")
 #: The entry points by which an installed package declares analyses of its own: name = "module:ANALYSIS".
 _ENTRY_POINTS = "gradstats.analyses"
 #: The questions whose answers lie in the folder of a run itself, those of all others in its ``tables``.
@@ -97,6 +99,11 @@ def all_analyses() -> list[Analysis]:
     return [get(name) for name in names()]
 
 
+def of_this_version() -> list[Analysis]:
+    """Return all analyses but a user's own, those of logs last."""
+    return [get(name) for name in dict.fromkeys([*names(), *OF_LOGS])]
+
+
 def of_answer(question: str) -> Analysis | FurtherTable | None:
     """Return what declares the table of an answer, by its question or, for a table beside another, by its name.
 
@@ -107,7 +114,7 @@ def of_answer(question: str) -> Analysis | FurtherTable | None:
         return get(question)
     if ":" in question:
         return _own.get(question)
-    every = [*all_analyses(), *map(get, OF_LOGS), *_own.values()]
+    every = [*of_this_version(), *_own.values()]
     tables = (table for one in every for table in one.further)
     return next((table for table in tables if table.name == question), None)
 

@@ -115,8 +115,9 @@ class SilentGroups(Result):
             for one in (row.silent, row.all_right, row.all_wrong)
         )
         said = f"{_share(silent)} of the groups of {self.group_size} are silent"
-        if row.silent_tokens is not None:
-            said += f", with {row.silent_tokens.with_interval(confidence_level)[0]:.0%} of the tokens"
+        tokens = np.nan if row.silent_tokens is None else row.silent_tokens.with_interval(confidence_level)[0]
+        if np.isfinite(tokens):
+            said += f", with {tokens:.0%} of the tokens"
         if silent[0] > 0:
             kinds = ("all right", "all wrong") if binary else ("all at the greatest reward", "all at the least")
             said += f" ({right[0]:.0%} {kinds[0]}, {wrong[0]:.0%} {kinds[1]})"

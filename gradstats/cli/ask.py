@@ -81,7 +81,7 @@ def ask(words: Sequence[str]) -> None:
     source, name = ("", named[0]) if about_question else named
     if registry.is_known(source) and not registry.is_known(name) and Path(name).exists():
         raise ValueError(f"the run comes first: gradstats ask {name} {source}")
-    if name in registry.OF_LOGS:
+    if name in registry.OF_LOGS and name not in registry.ANALYSES:
         raise ValueError(f"{name} is asked of a log: gradstats log {source or 'FILE'}")
     with code_of_run(Path(source) if source else None, "--trust" in words):
         ask_question(name, ["--help"] if helped else [source, *words[2:]], f"gradstats ask RUN {name}")

@@ -74,6 +74,15 @@ def how_to_set(setting: str, value: object) -> str:
 MEASURE_PROBES = f"measure with {how_to_set('measurement.token_probes', 32)}"
 
 
+def counted(number: int, what: str) -> str:
+    """Write a number of things.
+
+    >>> counted(1, "prompt"), counted(1200, "prompt")
+    ('1 prompt', '1,200 prompts')
+    """
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
 def read_label(label: str) -> tuple[str, dict[str, Any]]:
     """Read a name with parameters in brackets.
 

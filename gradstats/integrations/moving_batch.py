@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,9 @@ from gradstats.stats.jackknife import Interval, mean_statistic
 from gradstats.stats.silent_groups import equal_rewards
 from gradstats.stats.variance.alignment import alignment_at, selection_adjusted_upper
 from gradstats.stats.variance.row import EstimatorVariance
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Measured steps of the moving estimate.
 WINDOW = 10
@@ -105,18 +109,33 @@ def _with_ends(name: str, interval: Interval) -> dict[str, float]:
     return {f"{name}{end}": one for end, one in zip(_ENDS, interval, strict=True)}
 
 
-def silent_shares(rewards: np.ndarray, lengths: np.ndarray, group_size: int) -> dict[str, float]:
+def head_noise_proxy(advantages: Tensor, logprobs: Tensor, mask: Tensor) -> float:
+    r"""Return the mean over completions of :math:`\sum_t A_t² (-\log π_t)` over tokens that count.
+
+    It follows the noise of the output layer alone, uncalibrated: compare it with itself over steps, not between
+    estimators.
+
+    Args:
+        advantages: (B,) or (B, T).
+        logprobs: (B, T), of the trainer's policy.
+        mask: (B, T).
+    """
+    squared = (advantages if advantages.ndim == 2 else advantages[:, None]).double() ** 2
+    return float((squared * -logprobs.double()).masked_fill(mask == 0, 0.0).sum(1).mean())
+
+
+def silent_shares(rewards: np.ndarray, lengths: np.ndarray, groups: np.ndarray) -> dict[str, float]:
     """Return the shares of groups whose rewards are all equal, and of the tokens that are in them: key → number.
 
     Args:
-        rewards: of each completion, those of a group in a row; NaN where one has no reward, which is left out.
+        rewards: of each completion; NaN where one has no reward, which is left out.
         lengths: tokens that count.
-        group_size: completions of a group.
+        groups: the number of each completion's group.
     """
     usable = np.flatnonzero(np.isfinite(rewards))
     if not usable.size:
         return {}
-    equal = equal_rewards(rewards[usable], usable // group_size, lengths[usable])
+    equal = equal_rewards(rewards[usable], groups[usable], lengths[usable])
     silent, tokens = equal.size == equal.of, equal.size * equal.length
     found = {"silent_groups": float(silent.sum() / len(np.unique(equal.group)))}
     return found | ({"silent_tokens": float(tokens[silent].sum() / tokens.sum())} if tokens.any() else {})

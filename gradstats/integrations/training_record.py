@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -20,7 +20,7 @@ from gradstats.report.saved_results import state_of_data
 from gradstats.report.sweeps import LISTED, SweepList, read_sweep_list, write_sweep_list
 from gradstats.runs.analysis import answer_questions, distance_of_sampler, save_answers
 from gradstats.runs.directory import ANALYSIS, RUN_DIRECTORY, RunDirectory
-from gradstats.system.files import remove_path
+from gradstats.system.files import read_csv, remove_path
 from gradstats.system.lock import only_writer
 from gradstats.system.outputs import claim
 
@@ -55,6 +55,8 @@ class WarnOnce:
 _VARIED = "policy.revision"
 #: Prompts that the on-policy check needs.
 _FEWEST_PROMPTS = 3
+#: Steps before that the norm of a step is judged by, at most.
+_MOST_OTHERS = 50
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ class TrainingRecord:
     """A folder to which the measurement of one training step after another is added.
 
     It is the folder of a sweep over ``policy.revision``, with a run directory for each step (``step-000050``) that
-    holds the completions, α, the variance table and the manifest. :func:`gradstats.read_sweep`, ``gradstats export``
+    holds the completions, α, the variance table, the answers to what the experiment asks, and the manifest; why the
+    norm jumped is judged by the steps before. :func:`gradstats.read_sweep`, ``gradstats export``
     and ``gradstats report`` read it.
     """
 
@@ -90,13 +93,13 @@ class TrainingRecord:
         self.folder.mkdir(parents=True, exist_ok=True)
         with only_writer(self.folder):
             listed = self._steps_before(revision)
-            run = self._opened(revision)
+            run = self._opened(revision, self._norms_of(listed.settings))
             run.keep_remarks("measuring", remarks)
             measured.rollouts.to_parquet(run.rollouts / "shard-00000.parquet")
             if self.keep_measurements:
                 measured.save(run.measurement / "shard-00000")
             with run.step(ANALYSIS):
-                answers, results = answer_questions(run, measured, registry.OF_EVERY_RUN)
+                answers, results = answer_questions(run, measured, [*registry.OF_EVERY_RUN, *run.experiment.analyses])
                 computed_with = state_of_data(measured.rollouts, run.values)
                 paths = save_answers(run, answers, computed_with)
                 gap = distance_of_sampler(run, measured)
@@ -120,13 +123,21 @@ class TrainingRecord:
             {cell: settings for cell, settings in earlier.items() if cell < revision},
         )
 
-    def _opened(self, revision: str) -> RunDirectory:
+    def _norms_of(self, steps: Iterable[str]) -> list[float]:
+        """Return the squared norms of the gradients of steps, as far as the question of the norm was answered."""
+        tables = (self.folder / step / "tables" / "spike_batches.csv" for step in steps)
+        return [float(norm) for table in tables if table.is_file() for norm in read_csv(table)["squared_norm"]]
+
+    def _opened(self, revision: str, norms: Sequence[float]) -> RunDirectory:
         """Return an empty run directory of a step, in place of one of an earlier training run."""
         path = self.folder / revision
         claim(path, RUN_DIRECTORY)
         remove_path(path)
         policy = self.experiment.policy.model_copy(update={"revision": revision})
-        return RunDirectory.open(path, self.experiment.model_copy(update={"policy": policy}))
+        asked: dict[str, Any] = dict(self.experiment.analyses)
+        if isinstance(asked.get("spike"), Mapping) and norms:
+            asked["spike"] = {**asked["spike"], "others": list(norms)[-_MOST_OTHERS:]}
+        return RunDirectory.open(path, self.experiment.model_copy(update={"policy": policy, "analyses": asked}))
 
 
 def _on_policy(measured: Measurement) -> OnPolicyCheck | None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gradstats.config.options import counted
 from gradstats.plots.marks import WithFrame, as_frame
 from gradstats.plots.names import CHARACTER, widening, wrapped
 from gradstats.plots.style import pgf_picture
@@ -34,11 +35,11 @@ def sample_size(n_prompts: int, n_completions: int, group_size: int | None = Non
         >>> sample_size(1, 5), sample_size(3, 7)
         ('1 prompt × 5 completions', '3 prompts, 7 completions')
     """
-    prompts, (each, over) = _counted(n_prompts, "prompt"), divmod(n_completions, max(n_prompts, 1))
+    prompts, (each, over) = counted(n_prompts, "prompt"), divmod(n_completions, max(n_prompts, 1))
     if over or not n_prompts:
-        return f"{prompts}, {_counted(n_completions, 'completion')}"
+        return f"{prompts}, {counted(n_completions, 'completion')}"
     groups = "" if group_size is None or group_size == each else f", in groups of {group_size}"
-    return f"{prompts} × {_counted(each, 'completion')}{groups}"
+    return f"{prompts} × {counted(each, 'completion')}{groups}"
 
 
 def sample_size_of(frame: pd.DataFrame) -> str:
@@ -78,10 +79,6 @@ def write_sample_size(figure: Figure, text: str) -> None:
     lines = wrapped(text, int(0.95 * width / CHARACTER * 8.0 / font_size / widening()))
     figure.set_size_inches(width, height + (_LINE * len(lines) + _SPACE) * font_size / 7.0)
     figure.suptitle("\n".join(lines), x=0.99, ha="right", fontsize=font_size)
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 FORMATS = ("pdf", "svg", "png", "pgf")

@@ -35,7 +35,7 @@ def save_addition(
         further = {key: replace(one, about={**one.about, **state}) for key, one in answer.further.items()}
         answer = replace(answer, about={**answer.about, **state}, further=further)
     style = run.figure_style if run.settings else FiguresSection()
-    figures = figures_of(replace(run, answers={name: answer, **answer.further}), style)
+    figures = figures_of(replace(run, answers={name: answer}), style)
     if run.answers.get(name) == answer and all(_is_drawn(folder, figure, style.formats) for figure in figures):
         return []  # asking again changes no file
     for figure in figures:

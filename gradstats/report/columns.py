@@ -192,7 +192,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     ),
 }
 
-for _one in [*registry.all_analyses(), *map(registry.get, registry.OF_LOGS)]:
+for _one in registry.of_this_version():
     for _table in _one.tables:
         _figures = [figure for figure in _one.figures if (figure.table or _one.name) == _table.name]
         INDEX[_table.name] = _own_of(_one, (*_table.columns, *(one for figure in _figures for one in figure.columns)))

@@ -230,7 +230,7 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
     shown = {name for question in questions for name in question["figures"]}
     return rendered(
         "report.html.j2",
-        name=run.name,
+        name=_log_of(run).get("source", run.name),
         description=run.settings.get("description", ""),
         headline=_headline(run),
         verdicts=[*_verdicts(run), *left_out(run.manifest.get("remarks", []))],

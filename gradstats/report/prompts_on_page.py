@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from gradstats.analyses.numbers import format_estimate, percent
+from gradstats.config.options import counted
 from gradstats.report.saved_results import SavedResults, completion_means
 from gradstats.rollouts.table import read_rollout_shards
 
@@ -193,7 +194,7 @@ def _sentence(run: SavedResults, table: pd.DataFrame) -> str:
     reward = f"Mean reward {mean} ({percent(run.confidence_level)} interval over prompts), " if known else ""
     highest, n = table["highest"].to_numpy(dtype=float), table["n"].to_numpy(dtype=int)
     equal = table["lowest"].to_numpy(dtype=float) == highest
-    of_n = f"{len(table)} prompts" if len(table) != 1 else "1 prompt"
+    of_n = counted(len(table), "prompt")
     best = np.count_nonzero(equal & (highest == highest.max()))
     return (
         f"{reward}{n.sum()} completions of {of_n}. On {np.count_nonzero(equal)} of them all completions have "

@@ -161,8 +161,10 @@ class SavedResults:
         return self.table(POINTS)
 
     def table(self, name: str) -> pd.DataFrame | None:
-        """Return the table of an answer, by the name of its file."""
-        return self.answers[name].frame if name in self.answers else None
+        """Return the table of an answer, or of one beside it, by the name of its file."""
+        found = (one for answer in self.answers.values() for at, one in answer.further.items() if at == name)
+        answer = self.answers.get(name) or next(found, None)
+        return None if answer is None else answer.frame
 
     @cached_property
     def fit(self) -> LengthScalingFit | None:

@@ -14,7 +14,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from gradstats.config.options import counted
 from gradstats.rollouts.dump_groups import GROUP_COLUMNS, number_groups
+from gradstats.rollouts.schema import LARGEST_REWARD, MOST_LOGPROB
 from gradstats.system.files import read_csv, read_json_lines
 from gradstats.system.lazy_imports import pa, pd
 from gradstats.system.progress import progress_bar
@@ -43,8 +45,14 @@ CAP, BAND = 2.0, (0.5, 5.0)
 _ENDINGS = (".parquet", ".jsonl", ".csv", ".tsv")
 # Rows that are in memory as Arrow at a time: of numbers and texts, and of lists of tokens.
 _ROWS, _ROWS_OF_LISTS = 2**16, 2**10
+# Beyond it numbers of steps have no neighbours as floats.
+_MOST_STEPS = 2**53
+# Bits that rows repeat by which they do not by chance.
+_CHANCE_BITS = 30.0
 # Longer names of prompts, as their texts, are kept as digests.
 _LONGEST_NAME = 64
+#: Letters of a prompt by which it is named.
+_LONGEST_SHOWN = 24
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -53,19 +61,22 @@ class Log:
 
     Attributes:
         frame: a row per completion: ``step``, ``prompt`` and ``group`` (numbers from 0), ``reward``; where known
-            ``length``, ``truncated``, ``entropy`` and ``sum_pi_squared`` (means over its tokens); with
+            ``length``, ``truncated``, ``advantage``, ``entropy`` and ``sum_pi_squared`` (means over its tokens), and
+            ``energy``, the sum of 1 − 2π + Σπ² by the trainer's log-probabilities, or else the sampler's; with
             log-probabilities of sampler and trainer ``log_ratio``, the sum of log π_trainer/π_sampler (NaN where tokens
             are unknown), ``n_ratios`` (tokens with both), ``abs_gap`` (the sum of absolute values), ``n_capped``
             (ratios above :data:`CAP`) and ``n_outside`` (ratios outside :data:`BAND`).
         name: of what was read.
         unit: of lengths, "tokens" or "letters".
         notes: what was assumed and left out, one sentence each.
+        prompts: the name of each number of ``prompt``, a long text by its beginning; empty where they have none.
     """
 
     frame: pd.DataFrame
     name: str
     unit: str = "tokens"
     notes: tuple[str, ...] = ()
+    prompts: Sequence[str] = ()
 
     def __repr__(self) -> str:
         """Return what the log holds, in a line."""
@@ -75,7 +86,8 @@ class Log:
         """Return the numbers of steps, prompts, groups and completions, in words."""
         steps, prompts, groups = map(self.count, ("step", "prompt", "group"))
         over = f" over {steps:,} steps" if steps > 1 else ""
-        return f"{len(self.frame):,} completions of {prompts:,} prompts in {groups:,} groups{over}"
+        n = len(self.frame)
+        return f"{counted(n, 'completion')} of {counted(prompts, 'prompt')} in {counted(groups, 'group')}{over}"
 
     def column(self, name: str) -> Float[np.ndarray, " n"]:
         """Return a column as numbers."""
@@ -85,15 +97,19 @@ class Log:
         """Return ``step``, ``prompt`` or ``group`` of each completion."""
         return self.frame[name].to_numpy(dtype=np.int64)
 
+    def prompt_name(self, number: int) -> str:
+        """Return the name of a prompt, or its number where prompts have no names."""
+        return self.prompts[number] if self.prompts else f"prompt {number + 1}"
+
     def count(self, name: str) -> int:
         """Return the number of steps, prompts or groups."""
         return len(np.unique(self.labels(name)))
 
     @property
     def group_size(self) -> int:
-        """The most common number of completions of a group."""
-        sizes = np.bincount(self.labels("group"))
-        return int(np.bincount(sizes).argmax())
+        """The most common number of completions of a group; of several the largest."""
+        counts = np.bincount(np.bincount(self.labels("group")))
+        return int(np.flatnonzero(counts == counts.max())[-1])
 
 
 def read_log(
@@ -212,7 +228,7 @@ def _tables(file: Path, reader: _Reader) -> Iterator[pa.Table]:
                 lists = any(pa.types.is_nested(opened.schema_arrow.field(name).type) for name in wanted)
                 for batch in opened.iter_batches(_ROWS_OF_LISTS if lists else _ROWS, columns=wanted):
                     yield pa.Table.from_batches([batch])
-        elif file.suffix == ".jsonl":
+        elif file.suffix in (".jsonl", ".json"):
             lines = read_json_lines(file)
             while rows := list(islice(lines, 4 * _ROWS_OF_LISTS)):
                 names = list(dict.fromkeys(name for _, row in rows for name in row))
@@ -255,6 +271,7 @@ class _Reader:
     parts: list[dict[str, np.ndarray]] = field(default_factory=list)
     n_rows: int = 0
     names: dict[str, dict[str, int]] = field(default_factory=dict)  # part → name → its number
+    prompts: list[str] = field(default_factory=list)  # by their numbers, as they are shown
 
     def choose(self, there: Sequence[str], file: Path) -> None:
         """Choose the columns of a file."""
@@ -296,11 +313,12 @@ class _Reader:
         for part in ("prompt", *GROUP_COLUMNS):
             column = of_part.get(part) if part == "prompt" else table[part] if part in table.column_names else None
             if column is not None and not (part != "prompt" and self.chosen.get("prompt") == part):
-                rows[part] = _codes(column, self.names.setdefault(part, {}), part, where)
+                shown = self.prompts if part == "prompt" else []
+                rows[part] = _codes(column, self.names.setdefault(part, {}), part, where, shown)
         rows["step"] = np.full(n, self.step_of_file, dtype=np.int64)
         if "step" in of_part:
             steps = _numbers(of_part["step"], "step", where)
-            if (odd := ~np.isfinite(steps) | (steps != np.round(steps))).any():
+            if (odd := ~(np.abs(steps) < _MOST_STEPS) | (steps != np.round(steps))).any():
                 raise ValueError(f"{where.row(odd)} has the step {steps[odd][0]:g}, which is not the number of a step")
             rows["step"] = steps.astype(np.int64)
         for part in ("sample", "advantage"):
@@ -312,28 +330,47 @@ class _Reader:
                 f"{where.row(odd)} has the length {rows['length'][odd][0]:g}, which is below 0: name another column "
                 "with length"
             )
-        counted, sizes_of_mask = _flat(of_part["mask"]) if "mask" in of_part else (np.zeros(0), None)
+
+        def flat(part: str) -> tuple[Float[np.ndarray, " tokens"], Int[np.ndarray, " n"]]:
+            return _flat(of_part[part], self.chosen[part], where)
+
+        marked, sizes_of_mask = flat("mask") if "mask" in of_part else (np.zeros(0), None)
 
         def mask_of(sizes: Int[np.ndarray, " n"]) -> Bool[np.ndarray, " tokens"]:
             same = sizes_of_mask is not None and np.array_equal(sizes, sizes_of_mask)
-            return counted > 0 if same else np.ones(int(sizes.sum()), dtype=bool)
+            return marked > 0 if same else np.ones(int(sizes.sum()), dtype=bool)
 
         for part in ("entropy", "sum_pi_squared"):
             if part in of_part and _is_list(of_part[part]):
-                values, sizes = _flat(of_part[part])
+                values, sizes = flat(part)
                 kept = mask_of(sizes) & np.isfinite(values)
                 owner = np.repeat(np.arange(n), sizes)[kept]
                 sums, counts = (np.bincount(owner, one, n) for one in (values[kept], None))
                 rows[part] = np.divide(sums, counts, out=np.full(n, np.nan), where=counts > 0)
             elif part in of_part:
                 rows[part] = _numbers(of_part[part], part, where)
+        scored_by = next((part for part in ("trainer", "sampler") if part in of_part), "")
+        if scored_by and "sum_pi_squared" in of_part and _is_list(of_part["sum_pi_squared"]):
+            (squares, sizes), (logs, others) = flat("sum_pi_squared"), flat(scored_by)
+            rows["energy"] = np.full(n, np.nan)
+            if np.array_equal(sizes, others):
+                energy = 1.0 - 2.0 * np.exp(logs) + squares
+                counts = np.where(mask_of(sizes) & np.isfinite(energy), energy, 0.0)
+                rows["energy"] = np.bincount(np.repeat(np.arange(n), sizes), counts, n)
         if {"sampler", "trainer"} <= set(of_part):
-            drawn, sizes = _flat(of_part["sampler"])
-            scored, others = _flat(of_part["trainer"])
+            drawn, sizes = flat("sampler")
+            scored, others = flat("trainer")
             if (odd := sizes != others).any():
                 raise ValueError(
                     f"{where.row(odd)} has {self.chosen['sampler']} and {self.chosen['trainer']} of different lengths"
                 )
+            for part, logs in (("sampler", drawn), ("trainer", scored)):
+                if (odd := logs > MOST_LOGPROB).any():
+                    row = np.repeat(np.arange(n), sizes)[odd]
+                    raise ValueError(
+                        f"{where.row(np.isin(np.arange(n), row))} has a {self.chosen[part]} above 0: give natural "
+                        "log-probabilities"
+                    )
             rows |= _ratios(scored - drawn, mask_of(sizes), np.repeat(np.arange(n), sizes), n)
         self.parts.append(rows)
         self.n_rows += n
@@ -354,13 +391,18 @@ class _Reader:
         weights = self.weights or {self.chosen["reward"]: 1.0}
         values = np.array([_numbers(table.column(name), name, where) for name in weights])
         total = np.nansum(values * np.array(list(weights.values()))[:, None], axis=0)
+        if (odd := np.isfinite(total) & (np.abs(total) > LARGEST_REWARD)).any():
+            raise ValueError(
+                f"{where.row(odd)} has the reward {total[odd][0]:g}, beyond ±{LARGEST_REWARD:g}: scale the rewards, or "
+                "drop the row"
+            )
         return np.where(np.isnan(values).all(axis=0), np.nan, total)
 
     def _lengths(self, of_part: Mapping[str, pa.ChunkedArray], where: _Place) -> dict[str, np.ndarray]:
         """Return lengths, and which completions were cut off, as far as the log says."""
         found: dict[str, np.ndarray] = {}
         if "mask" in of_part:
-            values, sizes = _flat(of_part["mask"])
+            values, sizes = _flat(of_part["mask"], self.chosen["mask"], where)
             found["length"] = np.bincount(np.repeat(np.arange(len(sizes)), sizes), values, len(sizes))
         elif "sampler" in of_part and _is_list(of_part["sampler"]) and not _counts_tokens(of_part.get("length")):
             found["length"] = _flat_sizes(of_part["sampler"])
@@ -370,11 +412,14 @@ class _Reader:
         if "end" in of_part:
             end = of_part["end"]
             if pa.types.is_string(end.type) or pa.types.is_large_string(end.type):
-                found["truncated"] = np.array(
-                    [str(one) in ("length", "True", "true") for one in end.to_pylist()], dtype=float
-                )
+                cut = [one if one is None else one in ("length", "True", "true") for one in end.to_pylist()]
+                found["truncated"] = np.array(cut, dtype=float)
             else:
                 found["truncated"] = _numbers(end, self.chosen["end"], where)
+                if (odd := ~np.isin(found["truncated"], (0.0, 1.0)) & ~np.isnan(found["truncated"])).any():
+                    raise ValueError(
+                        f"{where.row(odd)} has {self.chosen['end']}={found['truncated'][odd][0]:g}: write true or false"
+                    )
         elif self.cap is not None and self.unit == "tokens" and "length" in found:
             found["truncated"] = (found["length"] >= self.cap).astype(float)
         return found
@@ -388,7 +433,8 @@ class _Reader:
             notes.append(f"{int((~kept).sum()):,} of {len(kept):,} completions have no finite reward and are left out")
             frame = frame.loc[kept].reset_index(drop=True)
         if len(frame) < 2:
-            raise ValueError(f"{name} holds {len(frame)} completions with a reward: at least two are needed")
+            raise ValueError(f"{name} holds {counted(len(frame), 'completion')} with a reward: at least two are needed")
+        _refuse_repeated(frame, name)
         if "sample" in frame and "prompt" in frame:
             repeated = frame.duplicated(["step", "prompt", "sample"]).to_numpy()
             if repeated.any():
@@ -414,12 +460,17 @@ class _Reader:
             )
         if self.unit == "letters":
             notes.append("the log holds no tokens: lengths are those of texts, in letters")
+        if "length" in frame and (n_without := int(np.isnan(frame["length"].to_numpy(dtype=float)).sum())):
+            notes.append(
+                f"{counted(n_without, 'completion')} of {len(frame):,} without a length: none of their tokens count"
+            )
         if self.chosen.get("prompt") in GROUP_COLUMNS:
             notes.append(f"prompts are named by {self.chosen['prompt']}, so that every group counts as another prompt")
         if "truncated" in frame and bool(frame["truncated"].isna().to_numpy().any()):
+            notes.append("not every completion says how it ended: nothing is said of those cut off")
             frame = frame.drop(columns="truncated")
-        kept = [one for one in frame if one not in ("sample", "advantage", *GROUP_COLUMNS)]
-        return Log(pd.DataFrame(frame[kept]), name, self.unit, tuple(notes))
+        kept = [one for one in frame if one not in ("sample", *GROUP_COLUMNS)]
+        return Log(pd.DataFrame(frame[kept]), name, self.unit, tuple(notes), self.prompts)
 
 
 @dataclass(frozen=True)
@@ -461,16 +512,23 @@ def _numbers(column: pa.ChunkedArray, name: str, where: _Place) -> Float[np.ndar
         return np.array([np.nan if one is None else float(one) for one in column.to_pylist()])
 
 
-def _flat(column: pa.ChunkedArray) -> tuple[Float[np.ndarray, " tokens"], Int[np.ndarray, " n"]]:
+def _flat(
+    column: pa.ChunkedArray, name: str, where: _Place
+) -> tuple[Float[np.ndarray, " tokens"], Int[np.ndarray, " n"]]:
     """Return the numbers of a column of lists one after another, and how many each row has."""
     import pyarrow.compute as pc
 
     if not _is_list(column):
-        return column.cast(pa.float64()).to_numpy().astype(np.float64), np.ones(len(column), dtype=np.int64)
+        return _numbers(column, name, where), np.ones(len(column), dtype=np.int64)
     sizes = pc.fill_null(pc.call_function("list_value_length", [column]), 0).to_numpy().astype(np.int64)
     values = pc.call_function("list_flatten", [column])
     values = values.cast(pa.int8()) if pa.types.is_boolean(values.type) else values
-    return values.cast(pa.float64()).to_numpy().astype(np.float64), sizes
+    try:
+        return values.cast(pa.float64()).to_numpy().astype(np.float64), sizes
+    except pa.ArrowException as error:
+        raise ValueError(
+            f"{where.file} has a list of {name} that holds something else than numbers ({error}): leave the column out"
+        ) from None
 
 
 def _lengths_of(column: pa.ChunkedArray, name: str, where: _Place) -> tuple[Float[np.ndarray, " n"], bool]:
@@ -483,8 +541,21 @@ def _lengths_of(column: pa.ChunkedArray, name: str, where: _Place) -> tuple[Floa
         return _flat_sizes(column), False
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return pc.fill_null(pc.call_function("utf8_length", [column]), 0).to_numpy().astype(np.float64), True
+    if _is_list(column) and pa.types.is_string(_field_type(column.type.value_type, "content")):
+        texts = pc.call_function(
+            "struct_field", [pc.call_function("list_flatten", [column])], pc.StructFieldOptions("content")
+        )
+        letters = pc.fill_null(pc.call_function("utf8_length", [texts]), 0).to_numpy().astype(np.float64)
+        sizes = _flat_sizes(column).astype(np.int64)
+        return np.bincount(np.repeat(np.arange(len(sizes)), sizes), letters, len(sizes)), True
     said = [[message.get("content") or "" for message in turns or ()] for turns in column.to_pylist()]
     return np.array([float(sum(map(len, map(str, texts)))) for texts in said]), True
+
+
+def _field_type(kind: pa.DataType, name: str) -> pa.DataType:
+    """Return the type of a field of a structure; that of nothing where there is no such field."""
+    known = pa.types.is_struct(kind) and kind.get_field_index(name) >= 0
+    return kind.field(name).type if known else pa.null()
 
 
 def _counts_tokens(column: pa.ChunkedArray | None) -> bool:
@@ -500,12 +571,18 @@ def _flat_sizes(column: pa.ChunkedArray) -> Float[np.ndarray, " n"]:
     return pc.fill_null(pc.call_function("list_value_length", [column]), 0).to_numpy().astype(np.float64)
 
 
-def _codes(column: pa.ChunkedArray, known: dict[str, int], part: str, where: _Place) -> Int[np.ndarray, " n"]:
-    """Return the number of each name; names are numbered in order of appearance."""
-    if pa.types.is_nested(column.type):
-        texts = pa.chunked_array(
-            [pa.array([json.dumps(one, sort_keys=True, default=str) for one in column.to_pylist()])]
-        )
+def _codes(
+    column: pa.ChunkedArray, known: dict[str, int], part: str, where: _Place, shown: list[str]
+) -> Int[np.ndarray, " n"]:
+    """Return the number of each name; names are numbered in order of appearance, and new ones added to those shown."""
+    nested = pa.types.is_nested(column.type)
+    if nested:
+        written, last = [], object()
+        for one in column.to_pylist():
+            if one != last:  # the completions of a prompt follow one another
+                text, last = json.dumps(one, sort_keys=True, default=str), one
+            written.append(text)
+        texts = pa.chunked_array([pa.array(written, type=pa.string())])
     else:
         texts = column.cast(pa.string())
     missing = column.is_null(nan_is_null=True).to_numpy()
@@ -514,8 +591,20 @@ def _codes(column: pa.ChunkedArray, known: dict[str, int], part: str, where: _Pl
             f"{where.row(missing)} has no {part} ({int(missing.sum()):,} rows lack it): name that of each completion"
         )
     encoded = texts.combine_chunks().dictionary_encode()
-    numbers = [known.setdefault(_key(one), len(known)) for one in encoded.dictionary.to_pylist()]
+    numbers = []
+    for one in encoded.dictionary.to_pylist():
+        number = known.setdefault(_key(one), len(known))
+        numbers.append(number)
+        if number == len(shown):
+            words = " ".join((_last_text(one) if nested else one).split())
+            shown.append(words if len(words) <= _LONGEST_SHOWN else f"{words[:_LONGEST_SHOWN]}…")
     return np.array(numbers, dtype=np.int64)[encoded.indices.to_numpy()]
+
+
+def _last_text(written: str) -> str:
+    """Return the text of the last of some messages."""
+    last = (json.loads(written) or [""])[-1] if written[:1] == "[" else written
+    return str(last.get("content", written)) if isinstance(last, dict) else str(last)
 
 
 def _key(name: str) -> str:
@@ -557,6 +646,28 @@ def _in_order(steps: Int[np.ndarray, " n"], group_size: int) -> Int[np.ndarray, 
             )
     within = pd.Series(steps).groupby(steps).cumcount().to_numpy() // group_size
     return np.unique(np.stack([steps, within]), axis=1, return_inverse=True)[1]
+
+
+def _refuse_repeated(frame: pd.DataFrame, name: str) -> None:
+    """Refuse a step whose rows are the same rows two or three times over, as of a table that was appended to itself.
+
+    Groups would be twice as large, and intervals too narrow. Where little is known of completions, rows may agree by
+    chance: those are refused that do so with a probability below 2⁻³⁰, by how often their values occur in a prompt.
+    """
+    values = [frame[name].fillna(-1.0).to_numpy() for name in frame if name not in ("step", "sample")]
+    prompts, steps = frame["prompt"].to_numpy() if "prompt" in frame else np.zeros(len(frame)), frame["step"].to_numpy()
+    order = np.argsort(steps, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(steps[order])) + 1):
+        for times in (2, 3):
+            parts = rows.reshape(times, -1) if len(rows) % times == 0 else rows[:0]
+            if parts.size and all((one[parts] == one[parts[0]]).all() for one in values):
+                codes = (np.stack(values)[:, parts[0]], prompts[parts[0]])
+                alike, of_prompt = (np.unique(one, axis=-1, return_inverse=True, return_counts=True) for one in codes)
+                if np.log2(of_prompt[2][of_prompt[1]] / alike[2][alike[1].ravel()]).sum() > _CHANCE_BITS:
+                    raise ValueError(
+                        f"of step {steps[rows[0]]} {name} holds the same {len(parts[0]):,} rows {times} times: it was "
+                        "appended to itself; keep each row once"
+                    )
 
 
 def _groups(frame: pd.DataFrame, group_size: int | None) -> tuple[np.ndarray, list[str]]:

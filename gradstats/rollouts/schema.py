@@ -44,7 +44,7 @@ _PER_TOKEN = ("completion_mask", "token_rewards", *_LOGPROB_COLUMNS)
 LARGEST_REWARD = 1e100
 _TOO_LARGE = f"beyond ±{LARGEST_REWARD:g}, of which squares are not finite: scale the rewards, or drop the row"
 # A log-probability that an engine computed in low precision may lie a little above 0.
-_MOST_LOGPROB = 0.01
+MOST_LOGPROB = 0.01
 _FINISH_REASONS = ("stop", "length")
 #: Where a completion's token ids come from: the engine itself; the text of each token; the whole text, re-tokenised;
 #: or the whole text, where its new tokens do not decode to it (or are not as many as the engine says it drew).
@@ -78,7 +78,7 @@ def validate(frame: pd.DataFrame) -> None:
     for name in _LOGPROB_COLUMNS:
         if name in frame:
             likeliest = frame[name].map(_largest).to_numpy()
-            _refuse(frame, likeliest > _MOST_LOGPROB, f"has a {name} above 0: give natural log-probabilities")
+            _refuse(frame, likeliest > MOST_LOGPROB, f"has a {name} above 0: give natural log-probabilities")
     if "proximal_logprobs" in frame:
         # Without them a correction is another one: a table has those of every token, or none.
         known = frame["proximal_logprobs"].map(lambda values: bool(np.isfinite(values).all())).to_numpy(dtype=bool)

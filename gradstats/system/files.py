@@ -243,6 +243,8 @@ def read_csv(path: str | os.PathLike[str] | io.StringIO, *, separator: str = ","
 
     name = "prompt_id"
     frame = pd.read_csv(path, sep=separator, dtype={name: str})
+    if not isinstance(frame.index, pd.RangeIndex):  # pandas takes the first cells of such rows for their names
+        raise ValueError(f"{path} has rows with more cells than its first line has names: name every column")
     if name in frame:  # else pandas takes some names for missing values, and tables write none
         if isinstance(path, io.StringIO):
             path.seek(0)

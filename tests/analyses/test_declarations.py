@@ -30,6 +30,7 @@ ASKED = {
     "allocation": (["rloo", "grpo", "--tokens", "5000"], {"estimators": ["rloo", "grpo"], "tokens": 5000}),
     "batch_size": (["rloo", "grpo", "--prompts", "16"], {"estimators": ["rloo", "grpo"], "prompts": 16}),
     "group_sizes": (["rloo", "grpo", "--group-size", "3"], {"estimators": ["rloo", "grpo"], "group_size": 3}),
+    "spike": (["--prompts-per-batch", "5"], {"prompts_per_batch": 5}),
     "ratios": (["--n-bins", "2"], {"n_bins": 2}),
     "length_bins": (["rloo", "grpo", "--n-bins", "2"], {"estimators": ["rloo", "grpo"], "n_bins": 2}),
     "success_bins": (["rloo", "--bins", "2"], {"estimators": ["rloo"], "bins": 2}),

@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gradstats.analyses import Analysis, drift, log_lengths, mismatch, registry, silent_groups
+from gradstats.analyses import Analysis, drift, log_lengths, mismatch, registry, silent_groups, spike
 from gradstats.report.analysis_tables import table_of
 from gradstats.rollouts import Log
 
-ASK = {"silent_groups": silent_groups, "log_lengths": log_lengths, "mismatch": mismatch, "drift": drift}
+ASK = {"silent_groups": silent_groups, "log_lengths": log_lengths, "mismatch": mismatch, "drift": drift, "spike": spike}
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +25,11 @@ def log():
     frame = frame.assign(length=length, truncated=(length > 180) * 1.0, entropy=rng.random(step.size))
     logs = rng.normal(0.0, 0.03 * np.sqrt(length))
     return Log(frame.assign(log_ratio=logs, n_ratios=length, abs_gap=0.02 * length, n_capped=1.0, n_outside=0.0), "six")
+
+
+def test_without_any_token_nothing_is_said_of_their_share(log):
+    assert "tokens" not in silent_groups(Log(log.frame.assign(length=0.0), "empty")).sentence()
+    assert "% of the tokens" in silent_groups(log).sentence()
 
 
 def test_bins_of_length_are_means_over_their_completions(log):
@@ -97,7 +102,7 @@ def test_every_question_of_a_log_is_declared_and_drawn(name, log):
         if table.shown_in("paper"):
             assert len(table_of(table, frame).rows) == len(frame)
     for figure in analysis.figures:
-        figure.draw(answer.frame)
+        figure.draw(answer.further[figure.table].frame if figure.table else answer.frame)
         plt.close("all")
     assert found.sentence() in repr(found)
     assert registry.get(name).question.endswith("?")
@@ -109,6 +114,7 @@ def test_every_question_of_a_log_is_declared_and_drawn(name, log):
         ("log_lengths", ["length"], "the log has no lengths: name the column"),
         ("mismatch", ["log_ratio"], "no log-probabilities of both sampler and trainer"),
         ("drift", [], "the log holds one step: give the files of several"),
+        ("spike", [], "the log holds one step: give the files of several"),
     ],
 )
 def test_what_a_log_lacks_is_named(name, without, message, log):

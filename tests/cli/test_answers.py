@@ -116,6 +116,7 @@ QUESTIONS = {
     "group_sizes": ESTIMATORS,
     "allocation": [*ESTIMATORS, "--tokens", "5000"],
     "batch_size": ESTIMATORS,
+    "spike": ["--prompts-per-batch", "8"],
     "length_bins": ESTIMATORS,
     "success_bins": ESTIMATORS,
     "curve": ["length_weighted(loo=True)", "alpha=0:1:21"],

@@ -47,6 +47,8 @@ def test_the_screen_the_json_and_the_page_are_of_the_same_answers(folder, tmp_pa
         assert f'id="{name}"' in page
         assert (out / "figures" / f"{name}.pdf").is_file()
         assert Answer.read(out / "tables" / name) == answers[name]
+    assert "<title>rollouts-of-verl – gradstats" in page
+    assert 'id="manifest"' not in page
     assert "8, drawn" in printed
     assert "α" not in page.partition('id="terms"')[0]  # nor sections of a run
     code, printed, err = run(monkeypatch, capsys, "log", folder, "--json")

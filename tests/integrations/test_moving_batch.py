@@ -100,14 +100,14 @@ def test_nothing_better_saves_nothing_and_no_noise_says_nothing():
 
 
 def test_silent_groups_and_their_tokens():
-    lengths = np.arange(3, 19)
+    lengths, groups = np.arange(3, 19), np.arange(16) // 4
     rewards = np.array([1.0, 0.0, 0.5, 0.0] + 4 * [1.0] + [0.1, np.nan, 0.1 + 1e-9, 0.1] + 4 * [np.nan])
-    assert silent_shares(rewards, lengths, 4) == {
+    assert silent_shares(rewards, lengths, groups) == {
         "silent_groups": pytest.approx(2 / 3),
         "silent_tokens": pytest.approx((lengths[4:12].sum() - lengths[9]) / (lengths[:12].sum() - lengths[9])),
     }
-    assert silent_shares(rewards, 0 * lengths, 4) == {"silent_groups": pytest.approx(2 / 3)}
-    assert silent_shares(rewards[12:], lengths[12:], 4) == {}
+    assert silent_shares(rewards, 0 * lengths, groups) == {"silent_groups": pytest.approx(2 / 3)}
+    assert silent_shares(rewards[12:], lengths[12:], groups[12:]) == {}
 
 
 ALIGNED = {"batch_prompts": 16.0, "over_steps": 6.0, "alignment": 0.414, "alignment_low": 0.33, "alignment_high": 0.5}

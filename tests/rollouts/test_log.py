@@ -130,12 +130,67 @@ def test_many_files_are_one_log_and_one_given_twice_is_refused(tmp_path):
         read_log([*files, tmp_path])
 
 
+@pytest.mark.parametrize("times", [2, 3])
+@pytest.mark.parametrize("column", ["length", "step"])
+def test_rows_that_were_appended_twice_are_refused(column, times, tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"step": np.repeat([1, 2], 64), "prompt": np.tile(np.repeat(range(8), 8), 2), "reward": 0.0})
+    frame = frame.assign(length=rng.integers(5, 200, 128))
+    repeated = frame if column == "length" else frame.query("step == 2")
+    pd.concat([frame, *[repeated] * (times - 1)]).to_csv(tmp_path / "log.csv")
+    with pytest.raises(
+        ValueError, match=f"of step . log.csv holds the same 64 rows {times} times: .* keep each row once"
+    ):
+        read_log(tmp_path / "log.csv")
+    assert len(read_log(tmp_path / "log.csv", length="step").frame) == 64 * (2 + (times - 1) * len(repeated) // 64)
+
+
+def test_what_is_not_known_of_some_is_said(tmp_path):
+    (tmp_path / "log.csv").write_text(
+        "prompt,reward,length,finish_reason\nq,1,5,stop\nq,0,,\np,1,2,length\np,0,3,stop\nr,1,1,\n"
+    )
+    log = read_log(tmp_path / "log.csv")
+    assert "truncated" not in log.frame
+    assert "not every completion says how it ended: nothing is said of those cut off" in log.notes
+    assert "1 completion of 5 without a length: none of their tokens count" in log.notes
+    assert (log.group_size, repr(log)) == (2, "<Log: 5 completions of 3 prompts in 3 groups>")
+
+
+def test_energies_and_names_of_prompts_are_kept(tmp_path):
+    asked = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "How many primes are there?"}]
+    rows = [
+        {"prompt": asked, "reward": at, "old_log_probs": [-1.0, -2.0], "sum_pi_squared": [0.5, 0.25]} for at in (0, 1)
+    ]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row | {"response_mask": [1, 0]}) + "\n" for row in rows))
+    log = read_log(tmp_path / "log.jsonl")
+    np.testing.assert_allclose(log.column("energy"), 1 - 2 * np.exp(-1.0) + 0.5)
+    assert log.prompt_name(0) == "How many primes are ther…"
+    (tmp_path / "log.csv").write_text("prompt,reward\n[{'role': x},1\n[{'role': x},0\n")
+    assert read_log(tmp_path / "log.csv").prompt_name(0) == "[{'role': x}"
+    assert repr(log) == "<Log: 2 completions of 1 prompt in 1 group>"
+
+
 REFUSED = [
+    ("log.csv", "prompt,reward,step\nq,1,1e30\nq,0,1\n", r"row 1 of .* has the step 1e\+30, which is not the number"),
+    ("log.csv", "prompt,reward\nq,1,9\nq,0\n", "has rows with more cells than its first line has names"),
+    ("log.csv", "prompt,reward,truncated\nq,1,2\nq,0,1\n", "row 1 of .* has truncated=2: write true or false"),
+    ("log.csv", "prompt,reward\nq,1e300\nq,0\n", r"row 1 of .* has the reward 1e\+300, beyond ±1e\+100"),
+    ("log.json", '[{"prompt": "q", "reward": 1}]', "line 1 of .* is not a JSON object"),
+    (
+        "log.jsonl",
+        '{"prompt": "q", "reward": 1, "response_mask": "no"}\n' * 2,
+        "row 1 .* has response_mask='no', which is not",
+    ),
+    (
+        "log.jsonl",
+        '{"prompt": "q", "reward": 1, "rollout_log_probs": [0.5], "old_log_probs": [-0.1]}\n' * 2,
+        "row 1 of .* has a rollout_log_probs above 0: give natural log-probabilities",
+    ),
     ("log.csv", "reward\n1\n", "has no column that names prompts .*name it with prompt, or give group_size"),
     ("log.csv", "prompt,reward\n,1\nq,1\n", "row 1 of .* has no prompt"),
     ("log.csv", "prompt,reward\nq,good\nq,1\n", "row 1 of .* has reward='good', which is not a number"),
     ("log.csv", "prompt,a,b\nq,1,2\nq,0,1\n", r"exactly one column of numbers that may be the reward \(a, b\)"),
-    ("log.csv", "prompt,reward\nq,1\n", "holds 1 completions with a reward: at least two"),
+    ("log.csv", "prompt,reward\nq,1\n", "holds 1 completion with a reward: at least two"),
     ("log.csv", "prompt,sample_id,reward\nq,0,1\nq,0,1\n", "holds 1 completions twice"),
     ("log.csv", "prompt,reward,step\nq,1,1.5\nq,1,2\n", "row 1 of .* has the step 1.5"),
     ("log.jsonl", '{"prompt": "q", "reward": 1}\n{"prom', "line 2 of .* is not JSON .*truncated"),
@@ -144,7 +199,7 @@ REFUSED = [
     ("log.csv", "", r"log\.csv cannot be read as a table"),
     (
         "log.jsonl",
-        '{"prompt": "q", "reward": 1, "rollout_log_probs": [0.1], "old_log_probs": [0.1, 0.2]}\n' * 2,
+        '{"prompt": "q", "reward": 1, "rollout_log_probs": [-0.1], "old_log_probs": [-0.1, -0.2]}\n' * 2,
         "row 1 of .* has rollout_log_probs and old_log_probs of different lengths",
     ),
 ]

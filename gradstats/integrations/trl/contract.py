@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradstats.estimators.recipes.recipe import Recipe
 from gradstats.integrations.installed import known_versions
-from gradstats.integrations.moving_batch import silent_shares
+from gradstats.integrations.moving_batch import head_noise_proxy, silent_shares
 from gradstats.rollouts.table import Rollouts
 from gradstats.stats.on_policy import NEUTRAL
 from gradstats.system.environment import installed
@@ -32,7 +32,9 @@ class Trainer(Protocol):
     _logs: dict[str, Any]
     _metrics: dict[str, dict[str, list[float]]]
     _calculate_rewards: Callable[..., Tensor]
+    _compute_loss: Callable[..., Tensor]
     _generate_and_score_completions: Callable[..., dict[str, Any]]
+    _get_per_token_logps_and_entropies: Callable[..., tuple[Tensor, ...]]
     accelerator: Any
     args: Any
     beta: float
@@ -52,6 +54,7 @@ _TRAINERS = ("GRPOTrainer", "RLOOTrainer")
 #: Private methods that are wrapped, with their parameters.
 _METHODS = {
     "_calculate_rewards": ("inputs", "prompts", "completions", "completion_ids_list"),
+    "_compute_loss": ("model", "inputs"),
     "_generate_and_score_completions": ("inputs",),
 }
 
@@ -155,7 +158,8 @@ class Generation:
         """Return :func:`gradstats.integrations.moving_batch.silent_shares`; every process must call this."""
         lengths = self.trainer.accelerator.gather(self.mask().sum(dim=1))
         rewards = self.rewards().cpu().double()
-        return silent_shares(rewards.numpy(), lengths.cpu().numpy(), self.trainer.num_generations)
+        groups = np.arange(len(rewards)) // self.trainer.num_generations
+        return silent_shares(rewards.numpy(), lengths.cpu().numpy(), groups)
 
     def usable(self) -> np.ndarray:
         """Return which of this process's completions have a reward, (B,) of bool."""
@@ -304,6 +308,37 @@ def intercept(trainer: Trainer, handle: Callable[[Generation], None]) -> None:
 
     trainer._calculate_rewards = _calculate_rewards
     trainer._generate_and_score_completions = _generate_and_score_completions
+
+
+def follow_loss(trainer: Trainer, handle: Callable[[Trainer, float], None]) -> None:
+    """Call a function with the trainer and :func:`head_noise_proxy` of each loss in training; NaN where that fails.
+
+    A loss without log-probabilities of tokens, as of a fused kernel, is passed over.
+    """
+    loss_of, logps_of = trainer._compute_loss, trainer._get_per_token_logps_and_entropies
+    seen: list[Tensor] = []
+
+    def _get_per_token_logps_and_entropies(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:
+        found = logps_of(*arguments, **options)
+        seen[:] = [found[0]]
+        return found
+
+    def _compute_loss(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+        seen.clear()
+        loss = loss_of(model, inputs)
+        if seen and trainer.model.training:
+            with torch_as_it_was():
+                try:
+                    mask = inputs["completion_mask"]
+                    mask = mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
+                    proxy = head_noise_proxy(inputs["advantages"], seen[0].detach(), mask)
+                except (KeyError, RuntimeError):
+                    proxy = float("nan")
+                handle(trainer, proxy)
+        return loss
+
+    trainer._get_per_token_logps_and_entropies = _get_per_token_logps_and_entropies
+    trainer._compute_loss = _compute_loss
 
 
 def gathered(trainer: Trainer, part: Part) -> list[Part]:

@@ -36,6 +36,7 @@ from gradstats.integrations.training_record import PREFIX, RecordedStep, Trainin
 from gradstats.integrations.trl.contract import (
     Generation,
     check_trainer,
+    follow_loss,
     gathered,
     intercept,
     own_estimator,
@@ -136,9 +137,11 @@ class VarianceMonitor(TrainerCallback):
     :func:`gradstats.integrations.trl.contract.own_estimator`, which is compared whether or not the list has it; of the
     reference where it weights single tokens. One sentence of them is printed. Of every batch drawn, measured or not,
     the shares of silent groups and of their tokens are logged
-    (:func:`gradstats.integrations.moving_batch.silent_shares`). Everything measured goes to a folder that
-    ``gradstats export`` draws. The training run ends with the same weights, bit for bit, as without a monitor. What
-    cannot be measured is warned of, skipped and counted; it never stops the training.
+    (:func:`gradstats.integrations.moving_batch.silent_shares`), and of every loss
+    :func:`gradstats.integrations.moving_batch.head_noise_proxy`, from the log-probabilities of the trainer's own
+    forward pass. Everything measured goes to a folder that ``gradstats export`` draws, with what makes the norm of each
+    step (:func:`gradstats.analyses.spike`). The training run ends with the same weights, bit for bit, as without a
+    monitor. What cannot be measured is warned of, skipped and counted; it never stops the training.
 
     Completions without a reward are left out, and so are groups of which fewer than two are left. One of which no
     token counts, as of a truncated one with ``mask_truncated_completions``, stays with its reward and gradient 0.
@@ -232,6 +235,7 @@ class VarianceMonitor(TrainerCallback):
         folder = Path(trainer.args.output_dir) / "gradstats" if self._out is None else self._out
         self._record = TrainingRecord(folder, self._experiment(trainer, folder), self._keep_measurements)
         intercept(trainer, self._observe)
+        follow_loss(trainer, self._note_loss)
         vars(trainer)[_ATTACHED] = self
         return self
 
@@ -273,13 +277,21 @@ class VarianceMonitor(TrainerCallback):
         """Log what a batch says without a measurement, and measure one that is due; every process takes part."""
         trainer, step = generation.trainer, generation.trainer.state.global_step
         silent = generation.silent_shares()
-        values = {f"{PREFIX}/{key}": value for key, value in silent.items()}
+        # TRL itself logs the share of groups, as frac_reward_zero_std.
+        shown = silent if self._ratios_of is None or len(silent) == 1 else {"silent_tokens": silent["silent_tokens"]}
+        values = {f"{PREFIX}/{key}": value for key, value in shown.items()}
         if self._last is None or step // self._every != self._last // self._every:
             self._last = step
             values |= self._measured(generation, silent)
         if trainer.accelerator.is_main_process:
             for key, value in values.items():
                 trainer._metrics["train"][key].append(value)
+
+    def _note_loss(self, trainer: Trainer, proxy: float) -> None:
+        """Log the noise of the output layer that the log-probabilities of a loss tell; every process takes part."""
+        mean = trainer.accelerator.gather(torch.tensor([proxy], device=trainer.accelerator.device)).nanmean()
+        if trainer.accelerator.is_main_process and torch.isfinite(mean):
+            trainer._metrics["train"][f"{PREFIX}/head_noise_proxy"].append(float(mean))
 
     def _measured(self, generation: Generation, silent: dict[str, float]) -> dict[str, float]:
         """Measure a batch and print what it says; returns what the main process logs of it."""
@@ -353,6 +365,10 @@ class VarianceMonitor(TrainerCallback):
         assert self._record is not None
         if self._own is None:
             self._own = self._compare_own(trainer, measured)
+            # Up to a factor that a batch shares: no norm to clip to holds for it.
+            size = min(max(int(prompts_of_step(trainer)), 1), int(np.sum(sizes > 1)))
+            asked = {"spike": {"estimator": self._own, "prompts_per_batch": size}}
+            self._record.experiment = self._record.experiment.model_copy(update={"analyses": asked})
         remarks = dict.fromkeys(remark for part in parts for remark in part.remarks)
         recorded = self._record.add(step_name(step), measured, list(remarks))
         self.n_measured += 1

@@ -100,7 +100,7 @@ class PooledCompletions:
         assert self.scores.probed is not None
         return self.scores.probed.batches(self.batch)
 
-    def _scores_of(self, estimator: Weighting) -> Scores | CombinedScores | PooledProducts:
+    def scores_of(self, estimator: Weighting) -> Scores | CombinedScores | PooledProducts:
         """Return what the estimator's weights apply to."""
         # A part, such as that of some lengths, weights what the whole does.
         whole = estimator.estimator if isinstance(estimator, Wrapped) and hasattr(estimator, "same_part") else estimator
@@ -162,7 +162,7 @@ class PooledCompletions:
             whole, *of_parts = moments_from_products(self.scores, of_some, self.groups)
             found = iter(of_parts)
             return Weighted(weights, kept, whole), [None if one is None else next(found) for one in chosen]
-        scores = self._scores_of(estimator)
+        scores = self.scores_of(estimator)
         assert not isinstance(scores, PooledProducts)
         given = scores.weighted(weights)
         if weights.ndim == 3:
@@ -274,7 +274,7 @@ class PooledCompletions:
             # Those of a group do not depend on the batch.
             return self.weights(estimator, rows) if estimator.across_groups else of_rows(fixed, rows)
 
-        others, scores = () if target is None else (target,), self._scores_of(estimator)
+        others, scores = () if target is None else (target,), self.scores_of(estimator)
         dealt = DealtDifferences(weights_of, fixed, scores, self.groups, size, rng, others, max_norm=self.max_grad_norm)
         most = _MOST_DEALS
         if estimator.across_groups:

@@ -29,6 +29,7 @@ from gradstats.integrations.trl import VarianceMonitor, use_estimator
 from gradstats.integrations.trl.contract import prompts_of_step
 from gradstats.integrations.trl.monitor import live_policy, step_name
 from gradstats.policy.policy import Policy
+from gradstats.report.saved_results import read_results
 from gradstats.stats.intervals import fieller_ratio
 from gradstats.stats.jackknife import mean_statistic
 from gradstats.stats.variance.pools import PooledCompletions
@@ -232,6 +233,27 @@ class TestLoggedValues:
         labels = ("group_mean", "length_weighted-alpha-0.8-loo")  # neither the reference nor the trainer's own
         assert ratios == {f"{label}/ratio{end}" for label in labels for end in ("", "_low", "_high")}
         assert "alpha" in rows["found"][0]
+        assert set(rows["found"][1]) == {"silent_tokens", "head_noise_proxy"}  # not measured
+
+    def test_of_every_loss_hold_the_noise_of_the_output_layer(self, tmp_path):
+        """From the trainer's own forward pass: of the first loss as the same model scores what was drawn."""
+        settings = {"max_steps": 2, "gradient_checkpointing": False, "temperature": 0.7}
+        trainer, monitor = watched("GRPO", tmp_path, model=small_model(), **settings)
+        trainer.train()
+        rollouts = gs.read_rollouts(monitor.folder / "step-000000" / "rollouts")
+        measured = gs.measure(Policy(small_model().eval(), temperature=0.7), rollouts, progress=False)
+        rewards = rollouts.rewards.reshape(-1, GROUP_SIZE)
+        scaled = (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, ddof=1, keepdims=True) + 1e-4)
+        surprise = np.array([-logprobs.sum() for logprobs in measured.logprobs])
+        rows = logged(trainer)
+        assert rows[0]["head_noise_proxy"] == pytest.approx(np.mean(scaled.ravel() ** 2 * surprise), rel=1e-4)
+        assert rows[1]["head_noise_proxy"] > 0
+        # Why the norm is what it is, of every measured step, by those before.
+        steps = [read_results(monitor.folder / step_name(step)).answers["spike"] for step in range(2)]
+        norms = [one.further["spike_batches"].frame["squared_norm"].item() for one in steps]
+        assert all(norm > 0 for norm in norms)
+        assert steps[0].about["asked"]["estimator"] == "grpo"
+        assert steps[1].about["asked"]["others"] == pytest.approx(norms[:1])
 
     def test_of_a_callback_without_its_trainer(self):
         with pytest.raises(
@@ -254,7 +276,7 @@ class TestLoggedValues:
         trainer.train()
         assert monitor.n_measured == 3
         assert ["rloo/ratio" in row for row in logged(trainer)] == [True, False] * 2 + [True]
-        assert all(row["silent_groups"] == row["silent_tokens"] == 0.0 for row in logged(trainer))
+        assert all(row["silent_tokens"] == 0.0 for row in logged(trainer))
         rollouts = gs.read_rollouts(monitor.folder / step_name(2) / "rollouts")
         assert len(rollouts) == 2 * GROUP_SIZE
         assert sorted(path.name for path in (tmp_path / "gradstats").glob("step-*")) == [
@@ -326,7 +348,9 @@ class TestTheModelIsAsItWas:
         with pytest.warns(RuntimeWarning, match=r"step 0 were not measured \(RuntimeError: no luck\); training contin"):
             trainer.train()
         assert (monitor.n_measured, monitor.n_skipped) == (0, 1)
-        assert logged(trainer)[0] == {"silent_groups": 0.0, "silent_tokens": 0.0, "skipped": 1.0, "left_out": 0.0}
+        row = logged(trainer)[0]
+        assert row.pop("head_noise_proxy") > 0
+        assert row == {"silent_groups": 0.0, "silent_tokens": 0.0, "skipped": 1.0, "left_out": 0.0}
         plain = small_trainer("GRPO", tmp_path / "plain", max_steps=1, bf16=True, gradient_checkpointing=False)
         assert_same_bits(trained(plain), weights_of(trainer))
 
