@@ -158,9 +158,7 @@ class PromptMoments:
         assert isinstance(self.sums, WeightedSums)
         within = None if self.within is None else self.within.scaled(factor**2)
         second_moment = self.second_moment.scaled(factor**2)
-        return PromptMoments(
-            self.sums.scaled(factor), second_moment, within, self.signs, completions=self.completions
-        )
+        return PromptMoments(self.sums.scaled(factor), second_moment, within, self.signs, completions=self.completions)
 
     @cached_property
     def trace_cov(self) -> Statistic:

@@ -218,13 +218,11 @@ def ratio(gradient: GradientStatistics) -> Estimate:
     It falls with the scale of the estimator: one that shrinks its gradient by c has c² times the variance.
 
     Both variances come from the same prompts, so that the interval is paired: a studentised bootstrap over prompts on
-    the log scale (:mod:`gradstats.stats.intervals`). Where fewer than 15 prompts carry either variance it has one end,
-    that on the side with the shorter tail. NaN where the reference gives no completion any weight.
+    the log scale (:mod:`gradstats.stats.intervals`). NaN where the reference gives no completion any weight.
     """
     if gradient.reference is None:
         return NOT_ESTIMATED
-    carriers = _carriers(gradient, gradient.reference)
-    return studentised_ratio(gradient.trace_cov, gradient.reference.trace_cov, carriers)
+    return studentised_ratio(gradient.trace_cov, gradient.reference.trace_cov)
 
 
 @dataclass(frozen=True)
