@@ -35,11 +35,16 @@ EXACT = 1e-12
 
 @dataclass(frozen=True)
 class StudentisedEstimate(Estimate):
-    """A number whose logarithm has the quantile of a studentised bootstrap where that is wider than Student's."""
+    """A number whose logarithm has the quantile of a studentised bootstrap where that is wider than Student's.
+
+    On the side of the longer tail of the prompts' influences the end is that of lognormal ones where few prompts carry
+    this tail and that is wider.
+    """
 
     # (resamples,) the studentised deviations (log θ* − log θ)/se*; NaN for a resample of hardly any spread
     draws: Float[np.ndarray, " resamples"] = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
-    n_influential: float = math.inf
+    # (M,) of each prompt on the logarithm
+    influence: Float[np.ndarray, " m"] = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """Return the interval ``(low, high)``, symmetric about the logarithm; NaN where the standard error is."""
@@ -49,10 +54,15 @@ class StudentisedEstimate(Estimate):
         """Return the interval for a quantile of the studentised deviation, or for its own where that is larger."""
         if self.stderr <= EXACT:
             return self.value, self.value
-        margin = studentised_quantile(self.draws, self.n_influential, self.degrees, confidence_level, quantile)
-        margin *= self.stderr
+        n_influential = float(influential_prompts(self.influence))
+        margin = studentised_quantile(self.draws, n_influential, self.degrees, confidence_level, quantile)
+        of_tail = margin
+        if tail_is_carried_by_few(self.influence):
+            of_tail = max(margin, lognormal_quantile(self.influence, confidence_level, missed=0.2))
+        below, above = (of_tail, margin) if longer_side(self.influence) < 0 else (margin, of_tail)
         with np.errstate(over="ignore"):
-            return float(self.value * np.exp(-margin)), float(self.value * np.exp(margin))
+            low, high = np.exp(-below * self.stderr), np.exp(above * self.stderr)
+        return float(self.value * low), float(self.value * high)
 
     @property
     def deviations(self) -> Float[np.ndarray, " resamples"] | None:
@@ -163,8 +173,9 @@ def studentised_ratio(numerator: Statistic, denominator: Statistic) -> Estimate:
     the variance of a heavy-tailed population are not in it: half as many degrees are taken, :math:`ν = 1/(1/n - 1/M)`,
     and the interval is wider by :math:`t_ν/t_{M-1}`. For the same reason the misses then lie on one side, which the
     sample does not show: as 3n/M falls from 1 to 0, the quantile of the size of the deviation rises from the stated
-    level to half way between it and 1, and is used where it is wider. Both are choices supported by simulations of
-    heavy-tailed populations (docs/statistics.md), not theorems.
+    level to half way between it and 1, and is used where it is wider. Where few prompts carry the longer tail of ψ
+    (:func:`tail_is_carried_by_few`), the end on its side is :func:`lognormal_quantile` away if that is further. These
+    are choices supported by simulations of heavy-tailed populations (docs/statistics.md), not theorems.
     """
     m = len(numerator.replicates)
     difference = numerator.in_units_of_itself() - denominator.in_units_of_itself()
@@ -190,7 +201,7 @@ def studentised_ratio(numerator: Statistic, denominator: Statistic) -> Estimate:
     stderr = float(np.sqrt(variance))
     if stderr > EXACT and np.isnan(draws).mean() > 0.5:
         return Estimate(value, np.nan, "log", m - 1.0)
-    return StudentisedEstimate(value, stderr, "log", m - 1.0, draws, float(influential_prompts(influence)))
+    return StudentisedEstimate(value, stderr, "log", m - 1.0, draws, influence)
 
 
 @dataclass(frozen=True)
@@ -348,7 +359,7 @@ class SkewedMeanEstimate(Estimate):
             return low, max(high, float(self.value * np.exp(-lowest * self.stderr)))
 
 
-def skewed_mean(mean: Statistic, values: Float[np.ndarray, " m"]) -> Estimate:
+def skewed_mean(mean: Statistic, values: Float[np.ndarray, " m"], completions: float = math.inf) -> Estimate:
     r"""Return a positive statistic that is close to the mean of one value a prompt, with an interval for heavy tails.
 
     A sample without the prompts that carry the mean has too low a mean *and* too low a standard error, so that an
@@ -356,16 +367,24 @@ def skewed_mean(mean: Statistic, values: Float[np.ndarray, " m"]) -> Estimate:
     were drawn cannot make up for those that were not. So the lower quantile of :math:`(\log\bar x - \log E
     x)/\mathrm{se}`, which gives the upper end, is simulated for M lognormal values that spread as these do (a
     parametric bootstrap, as Zhou and Gao 1997 study for lognormal means), of which the share that is not 0 is that of
-    the data (:func:`lognormal_tail`). The lower end is Student's, and the upper one where that is higher. Fewer
-    than :data:`FEWEST_CARRIERS` prompts by :func:`prompts_that_carry` give no upper end: of simulated samples that lack
-    them, such an end held the truth in 0.3 to 0.9 (docs/statistics.md). The mean brings all that adds to its error
-    (sketch, probes, deals).
+    the data (:func:`lognormal_tail`). Where completions are known to carry it (:func:`lognormal_carriers`), of which
+    there are more than prompts, they spread by no less than so few carriers imply. The lower end is Student's, and the
+    upper one where that is higher. Fewer than :data:`FEWEST_CARRIERS` by :func:`prompts_that_carry` give no upper end:
+    of simulated samples that lack them, such an end held the truth in 0.3 to 0.9 (docs/statistics.md). The mean brings
+    all that adds to its error (sketch, probes, deals).
+
+    Args:
+        mean: the statistic.
+        values: one a prompt.
+        completions: how many of these carry it.
     """
     plain = mean.estimate("log")
     spread, share = lognormal_tail(values)
     if not (np.isfinite(plain.stderr) and np.isfinite(spread)):
         return plain
-    carriers = prompts_that_carry(values)
+    carriers = prompts_that_carry(values, completions)
+    # M·s·exp(−σ²) prompts carry a lognormal mean.
+    spread = max(spread, math.sqrt(math.log(max(len(values) * share / max(completions, EXACT), 1.0))))
     return SkewedMeanEstimate(plain.value, plain.stderr, "log", plain.degrees, len(values), spread, share, carriers)
 
 
@@ -383,29 +402,65 @@ def lognormal_tail(values: Float[np.ndarray, " m"]) -> tuple[float, float]:
     return float(np.sqrt(np.mean(upper**2))) if len(upper) else 0.0, len(above) / len(values)
 
 
-def prompts_that_carry(values: Float[np.ndarray, " m"]) -> float:
-    r"""Return how many prompts of equal value carry a mean: :math:`(\sum x)²/\sum x²`, or that of a lognormal tail.
+def lognormal_carriers(values: Float[np.ndarray, " n"]) -> float:
+    r"""Return how many of n values carry the mean of a lognormal population, :math:`n s\,e^{-σ²}`.
 
-    A sample without the few prompts that carry the mean of its population looks as if many did. The spread σ of
-    logarithms is known far better: with a share s of values that are not 0, of a lognormal population
-    :math:`M s\,e^{-σ²}` of M prompts carry the mean (:func:`lognormal_tail`). The smaller of the two numbers is taken.
+    With the spread σ of :func:`lognormal_tail` and the share s of values that are not 0; infinite where σ is not known.
     """
     spread, share = lognormal_tail(values)
-    of_sample = effective_sample_size(values)
-    return of_sample if np.isnan(spread) else min(of_sample, len(values) * share * math.exp(-(spread**2)))
+    return math.inf if np.isnan(spread) else len(values) * share * math.exp(-(spread**2))
 
 
-def lognormal_quantile(influence: Float[np.ndarray, " m"], confidence_level: float) -> float:
+def prompts_that_carry(values: Float[np.ndarray, " m"], completions: float = math.inf) -> float:
+    r"""Return how many prompts of equal value carry a mean: :math:`(\sum x)²/\sum x²`, or that of a lognormal tail.
+
+    A sample without the few prompts that carry the mean of its population looks as if many did. The spread of
+    logarithms is known far better (:func:`lognormal_carriers`), that of completions best: a sum of eight looks lighter
+    than its terms. The smallest of these numbers is taken.
+    """
+    return min(effective_sample_size(values), lognormal_carriers(values), completions)
+
+
+def lognormal_quantile(
+    influence: Float[np.ndarray, " m"], confidence_level: float, missed: float | None = None
+) -> float:
     """Return how many standard errors the mean of values with such a long tail may lie below its expectation.
 
     The side with the longer tail is taken as lognormal and the other as 0: a sample that lacks the few prompts of the
     tail has too small a mean and too small a standard error at once, as :func:`skewed_mean` states.
+
+    Args:
+        influence: one a prompt.
+        confidence_level: of the interval.
+        missed: in what share of samples the spread of the tail may be larger than the one taken; None takes that of
+            the sample.
     """
-    centred = influence - influence.mean()
-    longer = math.copysign(1.0, float(np.sum(centred**3))) * centred
-    spread, share = lognormal_tail(np.maximum(longer, 0.0))
+    tail = longer_tail(influence)
+    spread, share = lognormal_tail(tail)
+    if missed is not None:
+        n = max(np.count_nonzero(tail) // 2, 1)  # of the upper half, which the spread is of
+        spread *= math.sqrt(n / (2.0 * float(scipy.special.gammaincinv(n / 2.0, missed))))
     draws = studentised_lognormal(len(influence), spread, share) if np.isfinite(spread) else np.zeros(0)
     return -float(np.quantile(draws, (1.0 - require_level(confidence_level)) / 2.0)) if len(draws) else 0.0
+
+
+def longer_side(influence: Float[np.ndarray, " m"]) -> float:
+    """Return 1 where values are skewed upwards and −1 where downwards."""
+    return math.copysign(1.0, float(np.sum((influence - influence.mean()) ** 3)))
+
+
+def longer_tail(influence: Float[np.ndarray, " m"]) -> Float[np.ndarray, " m"]:
+    """Return how far values lie from their mean on the side with the longer tail, and 0 for those on the other."""
+    return np.maximum(longer_side(influence) * (influence - influence.mean()), 0.0)
+
+
+def tail_is_carried_by_few(influence: Float[np.ndarray, " m"]) -> bool:
+    r"""Return whether few prompts carry the longer tail of their influences.
+
+    Fewer than :data:`FEWEST_CARRIERS` by :math:`(\sum x)²/\sum x²` of :func:`longer_tail`, and fewer than half of the
+    :math:`M/π` that carry either tail of normal influences.
+    """
+    return effective_sample_size(longer_tail(influence)) < min(FEWEST_CARRIERS, len(influence) / (2.0 * math.pi))
 
 
 @lru_cache(maxsize=128)

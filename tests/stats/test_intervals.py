@@ -15,6 +15,8 @@ from gradstats.stats.intervals import (
     FiellerRatio,
     SkewedMeanEstimate,
     fieller_ratio,
+    lognormal_carriers,
+    lognormal_quantile,
     lognormal_tail,
     prompts_that_carry,
     resampled_prompts,
@@ -22,6 +24,7 @@ from gradstats.stats.intervals import (
     studentised_lognormal,
     studentised_quantile,
     studentised_ratio,
+    tail_is_carried_by_few,
 )
 from gradstats.stats.jackknife import Statistic, influential_prompts, mean_statistic
 from gradstats.stats.protocols import effective_sample_size
@@ -190,8 +193,16 @@ def test_draws_are_those_of_a_loop():
     ends = [*np.abs(np.quantile(draws, [0.05, 0.95])), np.quantile(np.abs(draws), 0.9 + 0.05 * missing)]
     margin = max(*ends, student) * found.stderr * wider
     assert wider > 1.1
-    expected = (found.value * np.exp(-margin), found.value * np.exp(margin))
-    assert found.confidence_interval(0.9) == pytest.approx(expected, rel=1e-9)
+    # One prompt holds the upper tail of ψ: that end is further away.
+    low, high = found.confidence_interval(0.9)
+    assert low == pytest.approx(found.value * np.exp(-margin), rel=1e-9)
+    assert high == pytest.approx(found.value * np.exp(found.stderr * lognormal_quantile(psi, 0.9, 0.2)), rel=1e-3)
+    assert high > found.value * np.exp(margin)
+    assert lognormal_quantile(psi, 0.9, 0.2) > lognormal_quantile(psi, 0.9)
+    other_way = studentised_ratio(mean_statistic(b), mean_statistic(a)).confidence_interval(0.9)
+    assert other_way == pytest.approx((1.0 / high, 1.0 / low), rel=1e-9)
+    assert tail_is_carried_by_few(psi)
+    assert not tail_is_carried_by_few(stats.norm.ppf((np.arange(60) + 0.5) / 60))
 
 
 def test_a_multiple_is_exact():
@@ -299,6 +310,14 @@ def test_without_the_prompts_that_carry_a_mean_it_has_no_upper_end():
     assert share == 0.5
     assert prompts_that_carry(half) == pytest.approx(min(effective_sample_size(half), 100 * np.exp(-(spread**2))))
     assert prompts_that_carry(np.array([0.0, 0.0, 3.0])) == 1.0
+    # A sum of eight looks lighter than its terms.
+    each = np.exp(2.0 * np.random.default_rng(0).normal(size=(100, 8)))
+    sums = each.sum(axis=1)
+    assert lognormal_carriers(each.ravel()) == pytest.approx(800 * np.exp(-4.0), rel=0.35)
+    assert prompts_that_carry(sums) > 15.0 > prompts_that_carry(sums, lognormal_carriers(each.ravel()))
+    plain, spread = (skewed_mean(mean_statistic(sums), sums, count).spread for count in (np.inf, 20.0))
+    assert spread == pytest.approx(np.sqrt(np.log(100 / 20)))
+    assert spread > plain
 
 
 def test_a_long_tail_widens_the_contrast_of_a_fieller_set():

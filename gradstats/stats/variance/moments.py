@@ -11,6 +11,7 @@ import numpy as np
 import scipy
 from jaxtyping import Bool, Float, Int
 
+from gradstats.stats.intervals import lognormal_carriers
 from gradstats.stats.jackknife import SharedError, Statistic, mean_statistic, require_level
 from gradstats.stats.prompt_plan import ASSURANCE, smallest
 from gradstats.stats.variance.products import PooledProducts, WeightedSums
@@ -136,6 +137,7 @@ class PromptMoments:
     within: Statistic | None  # None when no prompt has two groups
     signs: Float[np.ndarray, " features"] | None = None  # of inner products, of d or more; None where all are positive
     sketch_error: SketchError | None = field(default=None, repr=False)  # None where inner products are exact
+    completions: float = math.inf  # how many carry E‖g‖², by the tail of their w²‖S‖²
 
     @cached_property
     def signal(self) -> Statistic:
@@ -155,7 +157,8 @@ class PromptMoments:
         """Return the moments of a multiple, of products of large scores."""
         assert isinstance(self.sums, WeightedSums)
         within = None if self.within is None else self.within.scaled(factor**2)
-        return PromptMoments(self.sums.scaled(factor), self.second_moment.scaled(factor**2), within, self.signs)
+        second_moment = self.second_moment.scaled(factor**2)
+        return PromptMoments(self.sums.scaled(factor), second_moment, within, self.signs, completions=self.completions)
 
     @cached_property
     def trace_cov(self) -> Statistic:
@@ -197,8 +200,10 @@ def prompt_moments(
     gradients = gather @ contributions
     # ‖g_k‖² = Σ_{i≠j} w_i w_j ⟨S_i, S_j⟩ + Σ_i w_i²‖S_i‖², the last with exact norms.
     squares = _inner_products(gradients, gradients, signs)
+    own = _inner_products(contributions, contributions, signs)
     if surplus_sq is not None:
         squares = squares + np.bincount(groups.group, weights=weights**2 * surplus_sq, minlength=n_groups)
+        own = own + surplus_sq
     # x_m = (1/K_m) Σ_k ‖g_mk‖², and ḡ_m = (1/K_m) Σ_k g_mk.
     mean_squares = np.bincount(groups.prompt, weights=squares, minlength=n_prompts) / per_prompt
     share = 1.0 / per_prompt[groups.prompt]
@@ -230,6 +235,7 @@ def prompt_moments(
         within=within,
         signs=signs,
         sketch_error=sketch_error,
+        completions=lognormal_carriers(weights**2 * own),
     )
 
 
@@ -279,6 +285,7 @@ def _from_products(scores: PooledProducts, groups: Groups, given: Float[np.ndarr
         sums=sums,
         second_moment=mean_statistic(mean_squares, slope),
         within=_within_prompt(deviations_sq, surplus, groups, slope_within) if several else None,
+        completions=lognormal_carriers(weights**2 * products.squares + scores.among_all(surplus)),
     )
 
 

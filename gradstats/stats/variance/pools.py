@@ -239,6 +239,7 @@ class PooledCompletions:
             signal=moments.signal,
             within=moments.within,
             signal_parts=moments.components,
+            completions=moments.completions,
         )
         return lambda: row_of(estimator.label, gradient, signal_parts=moments.components)
 
@@ -295,6 +296,7 @@ class PooledCompletions:
                 on_target=next(iter(crosses), None),
                 kept=kept,
                 prompts_per_batch=size,
+                completions=np.inf if weighted.moments is None else weighted.moments.completions,
             )
             left = share_of_deals(gradient)
             if self.n_resamples or dealt.n_deals >= most or left <= SMALL_DEAL_SHARE:

@@ -23,9 +23,11 @@ from gradstats.stats.intervals import (
     StudentisedEstimate,
     fieller_ratio,
     largest_deviation,
+    longer_side,
     prompts_that_carry,
     skewed_mean,
     studentised_ratio,
+    tail_is_carried_by_few,
 )
 from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Estimate, Estimated, Interval, Statistic, mean_statistic
 from gradstats.stats.protocols import effective_sample_size
@@ -65,6 +67,7 @@ class GradientStatistics:
     known_scale: float | None = None  # of E g relative to G, where it is known exactly
     signal_parts: ComponentsOf | None = None  # of the variance of ‖E g‖²; None at batch level
     is_multiple: bool = False  # of the target, by its weights
+    completions: float = math.inf  # how many carry E‖g‖²; infinite at batch level
 
 
 _Estimator = TypeVar("_Estimator", bound=Callable[[GradientStatistics], Estimated])
@@ -135,7 +138,7 @@ def trace_cov(gradient: GradientStatistics) -> Estimate:
     The interval is a delete-one-prompt jackknife on the log scale, with quantiles for heavy tails of the squared
     gradients of prompts (:mod:`gradstats.stats.intervals`).
     """
-    return skewed_mean(gradient.trace_cov, gradient.second_moment.pseudo_values)
+    return skewed_mean(gradient.trace_cov, gradient.second_moment.pseudo_values, gradient.completions)
 
 
 @Quantity(
@@ -336,7 +339,8 @@ def matched_trace_cov(gradient: GradientStatistics) -> Statistic | None:
 class BoundedQuotient:
     """A cosine or a share: a quotient that cannot lie outside [lowest, 1].
 
-    Where few prompts carry it, it has no lower end: it is only known to be at most the upper one.
+    Where few prompts carry the variances, it has no lower end: it is only known to be at most the upper one. A share of
+    bias has no upper end where few prompts carry the upper tail of its own influences.
     """
 
     quotient: FiellerRatio
@@ -365,13 +369,18 @@ class BoundedQuotient:
         exact = self.quotient.is_exact
         set_of = self.quotient.of_long_tails(confidence_level).solution
         pieces = [(self.quotient.value,) * 2] if exact else set_of(confidence_level, quantile) or [(-np.inf, np.inf)]
-        low, high = np.clip((pieces[0][0], pieces[-1][1]), self.lowest, 1.0)
-        return self.lowest if self.carriers < FEWEST_CARRIERS and not exact else float(low), float(high)
+        low, high = map(float, np.clip((pieces[0][0], pieces[-1][1]), self.lowest, 1.0))
+        if exact or not self.quotient.is_known:
+            return low, high
+        influence = self.quotient.influence
+        if self.lowest == 0.0 and longer_side(influence) > 0 and tail_is_carried_by_few(influence):
+            high = 1.0
+        return self.lowest if self.carriers < FEWEST_CARRIERS else low, high
 
 
 def _carriers(*those: GradientStatistics | PromptMoments) -> float:
     """Return how many prompts carry the variance of each of several gradients, at least."""
-    return min(prompts_that_carry(one.second_moment.pseudo_values) for one in those)
+    return min(prompts_that_carry(one.second_moment.pseudo_values, one.completions) for one in those)
 
 
 def simultaneous(estimates: Sequence[Estimated], confidence_level: float) -> list[tuple[float, float]]:
@@ -457,7 +466,8 @@ def bias_share(gradient: GradientStatistics) -> Estimated:
     r""":math:`\frac{‖E d‖²}{‖E d‖² + \mathrm{tr\,Cov}(g)/B}`, d = g − h with h the target's gradient, in a batch of B.
 
     :math:`‖E d‖²` is estimated without bias from pairs of different prompts, so that it may be negative, and the share
-    with it. The interval is that of the cosine, cut to [0, 1].
+    with it. The interval is that of the cosine, cut to [0, 1], without an upper end where fewer than 15 prompts carry
+    the upper tail of its influences.
     """
     if gradient.target is None or gradient.on_target is None:
         return NOT_ESTIMATED
@@ -491,7 +501,7 @@ def matched_bias_share(gradient: GradientStatistics) -> Estimated:
     with A less the jackknife's estimate of its bias, since the square of an estimated product is too large by its
     variance; it may be negative, and the share with it. Where c is known exactly it is used:
     :math:`‖E g‖² - 2c⟨E g, G⟩ + c²‖G‖²` is then the squared bias beside tr Cov(g)/B. The interval is that of
-    the cosine, cut to [0, 1]; no value is given where the denominator is not resolved.
+    ``bias_share``; no value is given where the denominator is not resolved.
     """
     if gradient.target is None or gradient.on_target is None:
         return NOT_ESTIMATED
