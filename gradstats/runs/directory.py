@@ -24,14 +24,14 @@ from gradstats.report.saved_results import (
 )
 from gradstats.rewards.grading import MisreadReferenceWarning
 from gradstats.rollouts.table import token_sources
-from gradstats.runs.claims import Spent
+from gradstats.runs.claims import Spent, noted_turn
 from gradstats.runs.growth import may_grow, read_plan, rounds_of
 from gradstats.runs.ranks import is_first, n_ranks
 from gradstats.runs.regrading import finish_regrading, read_regradings
 from gradstats.runs.tracking import Tracking
 from gradstats.system.environment import environment
 from gradstats.system.files import PARTIAL, holds_only, read_json, remove_partials, write_json
-from gradstats.system.lock import LOCK, TURN, turn
+from gradstats.system.lock import LOCK, TURN
 from gradstats.system.outputs import OutputType
 from gradstats.system.shards import PLAN
 
@@ -154,7 +154,7 @@ class RunDirectory:
 
     def turn(self) -> AbstractContextManager[None]:
         """Write what the processes of a run share, one after another."""
-        return turn(self.path)
+        return noted_turn(self.path)
 
     def write_experiment(self) -> None:
         """Record the resolved experiment."""

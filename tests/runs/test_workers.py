@@ -8,6 +8,7 @@ import pytest
 import yaml
 from ending_rewards import MARKS
 from killed_runs import contents
+from shared_runs import n_again
 
 from gradstats.config.sections import ExecutionSection
 from gradstats.config.validation import WrongSetting, WrongSettingsError
@@ -95,6 +96,34 @@ def test_the_shard_of_a_worker_that_dies_is_made_again(by, finished, tmp_path, c
     assert result.run.read_manifest()["n_sequences"] == 24
     if "executor" not in execution:
         assert "a worker died (exit code -9): the others make its shard" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("execution", "turns"),
+    [
+        (TWO, ["half:3"]),
+        ({"workers": 4}, ["written:2", "claimed:2", "named:3"]),
+        ({"executor": "ray", "workers": 1}, ["half:2", "named:3", "claimed:2"]),
+        (BY_RAY, ["claimed:1", "written:3", "half:4"]),
+        ({"executor": "ray", "workers": 4}, ["named:2", "half:3", "claimed:1", "written:2"]),
+    ],
+)
+def test_workers_that_are_killed_one_after_another(large, finished_large, tmp_path, monkeypatch, execution, turns):
+    (tmp_path / "turns").write_text(" ".join(turns))
+    (tmp_path / "hook").mkdir()
+    (tmp_path / "hook" / "sitecustomize.py").write_text(
+        "import sys\nif 'gradstats.runs.worker' in sys.orig_argv:\n"
+        f"    import shared_runs\n    shared_runs.in_worker({str(tmp_path)!r})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path / "hook")
+    by_workers = large.model_copy(update={"execution": ExecutionSection(**execution)})
+    run_experiment(by_workers, tmp_path / "run", progress=False)
+    assert contents(tmp_path / "run") == contents(finished_large.run.path)
+    assert not list((tmp_path / "run").rglob(".*"))
+    assert len(list(tmp_path.glob("killed-*"))) == len(turns)
+    assert n_again(tmp_path / "counts") <= len(turns)
 
 
 @pytest.mark.slow
