@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from killed_runs import die, exit_code, forked, kill_at
+from killed_runs import die, exit_code, forked, in_a_fork, kill_at
 from small_runs import leave_out_pictures
 
 from gradstats.config.experiment import read_experiment
@@ -91,6 +91,7 @@ def main(experiment_file: str, folder: str, n: str, *moments: str) -> None:
         started = multiprocessing.get_context("fork").Barrier(int(n))
         out.parent.mkdir(exist_ok=True)
         analysed.touch()
+        counts.touch()
 
         def together(is_first: bool, text=text, out=out, counts=counts, analysed=analysed, started=started):
             keep_count(counts)
@@ -104,9 +105,14 @@ def main(experiment_file: str, folder: str, n: str, *moments: str) -> None:
         children = [forked(lambda one=one: together(one == 0)) for one in range(int(n))]
         codes = [exit_code(child) for child in children]
         if not analysed.read_text():  # the last one was killed while it did
-            run_experiment(experiment, out, progress=False)
-        ended, again = sum(not code for code in codes), n_again(counts)
-        print(out.name, ended, len(analysed.read_text().split()), again, flush=True)
+
+            def again(out=out, counts=counts):
+                keep_count(counts)
+                run_experiment(experiment, out, progress=False)
+
+            in_a_fork(again)
+        ended = sum(not code for code in codes)
+        print(out.name, ended, len(analysed.read_text().split()), n_again(counts), flush=True)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gradstats.config.experiment import Experiment
 from gradstats.config.trust import code_named_in
 from gradstats.measurement.measurement import Measurement
-from gradstats.report.saved_results import (
-    is_run_directory,
-    read_recorded_experiment,
-    write_recorded_experiment,
-)
+from gradstats.report.saved_results import is_run_directory, read_recorded_experiment, write_recorded_experiment
 from gradstats.rewards.grading import MisreadReferenceWarning
 from gradstats.rollouts.table import token_sources
 from gradstats.runs.claims import Spent, noted_turn
@@ -345,25 +341,6 @@ def _is_alive(pid: int) -> bool:
     except OSError as error:
         return isinstance(error, PermissionError)  # of another user
     return True
-
-
-def experiment_folder(path: Path) -> Path | None:
-    """Return the folder of a run's experiment file, as far as the run recorded it and the folder still exists.
-
-    Whoever passed the run on may have recorded any folder.
-    """
-    manifest = path / "manifest.json"
-    recorded = read_json(manifest).get("experiment_folder") if manifest.is_file() else None
-    folder = (path / recorded).resolve() if isinstance(recorded, str) else None
-    return folder if folder is not None and folder.is_dir() else None
-
-
-def listed_results(path: Path) -> list[Path]:
-    """Return the files of results in a run that its manifest lists."""
-    manifest = path / "manifest.json"
-    listed = read_json(manifest).get("files", []) if manifest.exists() else []
-    names = map(str, listed if isinstance(listed, list) else [])
-    return [path / name for name in names if Path(name).parent.as_posix() in (".", "tables", "figures")]
 
 
 def _is_ours(path: Path) -> bool:

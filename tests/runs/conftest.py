@@ -31,7 +31,8 @@ def experiment(policy_folder, tmp_path_factory) -> Experiment:
 def large(experiment, tmp_path_factory) -> Experiment:
     """The same of 24 prompts, in eight shards."""
     prompts = tmp_path_factory.mktemp("prompts") / "many.jsonl"
-    prompts.write_text("\n".join(json.dumps({"prompt": "ab " * k, "answer": "x"}) for k in range(1, 25)))
+    texts = [f"{'ab ' * (1 + k % 6)}{'abcd'[k // 6]}" for k in range(24)]
+    prompts.write_text("\n".join(json.dumps({"prompt": text, "answer": "x"}) for text in texts))
     settings = experiment.model_dump() | {"prompts": {"source": str(prompts)}}
     return Experiment.model_validate(settings | {"sampling": settings["sampling"] | {"batch_size": 12}})
 
