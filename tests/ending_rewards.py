@@ -22,12 +22,6 @@ def _once(name, problem):
     return True
 
 
-def dies_once(completion, problem):
-    if _once("died", problem):
-        os.kill(os.getppid(), signal.SIGKILL)
-    return vowels(completion, problem)
-
-
 def dies(completion, problem):
     os.kill(os.getppid(), signal.SIGKILL)
 

@@ -310,8 +310,7 @@ def _saving(analysis: Analysis, name: str, given: Mapping[str, Any]) -> Iterator
         return
     from gradstats.answers.answer import claim_answer
     from gradstats.report.added_results import save_addition
-    from gradstats.report.saved_results import claim_addition, refuse_inside_run, writing_into
-    from gradstats.runs.analysis import folder_of_results
+    from gradstats.report.saved_results import claim_addition, folder_of_results, refuse_inside_run, writing_into
 
     if out is not None and (out.suffix == ".csv" or not analysis.saved_by_command):
         refuse_inside_run(out)

@@ -247,7 +247,7 @@ def code_of_run(source: Path | None, trust: bool) -> Iterator[None]:
 
 
 def _recorded_folder(source: Path | None) -> Path | None:
-    from gradstats.runs.directory import experiment_folder
+    from gradstats.report.saved_results import experiment_folder
 
     return None if source is None else experiment_folder(source)
 

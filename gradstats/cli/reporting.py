@@ -100,7 +100,7 @@ def export(
         _write_tables(*tables)
     first = next(iter(results.values()), None)
     if out is not None and first is not None and runs == (first.path,):
-        from gradstats.runs.analysis import remove_stale
+        from gradstats.report.added_results import remove_stale
 
         remove_stale(first, style, {kind: folder for kind, folder in folders.items() if folder is not None})
 
@@ -133,9 +133,9 @@ def _draw(
 
 def _redraw(run: Path, figure_style: FiguresSection) -> list[Path]:
     """Draw the figures of a run in its own folder, in place of those that its manifest lists."""
+    from gradstats.report.added_results import remove_stale
     from gradstats.report.figures import claim_figures, draw_run
     from gradstats.report.saved_results import read_results, writing_into
-    from gradstats.runs.analysis import remove_stale
     from gradstats.system.outputs import refuse_links
 
     with writing_into(run):

@@ -89,6 +89,31 @@ def writing_into(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def folder_of_results(source: Path, out: Path | None, *, partial: bool = False) -> Iterator[Path | None]:
+    """Yield the folder that a command adds its results to, locked where it is a run; None for a bare measurement."""
+    folder = source if out is None and (source / "measurement").is_dir() else out
+    if folder is None:
+        yield None
+        return
+    is_run = (folder / "measurement").is_dir() or is_run_directory(folder)
+    if partial and (is_run or enclosing_run(folder) is not None):
+        raise ValueError(
+            f"with --partial nothing is written into the run {folder}, which would hold the numbers as those of "
+            "all its shards: choose another folder (--out)"
+        )
+    if not is_run:
+        refuse_inside_run(folder)
+        with writing_into(folder):
+            yield folder
+        return
+    if source.resolve() not in (folder.resolve(), (folder / "measurement").resolve()):
+        raise FileExistsError(f"{folder} is another run than {source}: choose another folder (--out)")
+    with only_writer(folder):
+        refuse_links(folder)
+        yield folder
+
+
 def refuse_inside_run(out: Path, *, source: Path | None = None) -> None:
     """Refuse to write a result over the files of a run, which belong together, or while a process works on the run."""
     run = enclosing_run(out)
@@ -117,6 +142,25 @@ def state_of_data(rollouts: Rollouts, values: Path) -> dict[str, str | None]:
     parts = [frame[name].tolist() for name in ("prompt_id", "sample_id")]
     rewards = [*parts, [repr(float(reward)) for reward in rollouts.rewards], rollouts.lengths.tolist()]
     return {"rewards": digest(rewards), "values": digest_of_state_values(values)}
+
+
+def listed_results(path: Path) -> list[Path]:
+    """Return the files of results in a run that its manifest lists."""
+    manifest = path / "manifest.json"
+    listed = read_json(manifest).get("files", []) if manifest.exists() else []
+    names = map(str, listed if isinstance(listed, list) else [])
+    return [path / name for name in names if Path(name).parent.as_posix() in (".", "tables", "figures")]
+
+
+def experiment_folder(path: Path) -> Path | None:
+    """Return the folder of a run's experiment file, as far as the run recorded it and the folder still exists.
+
+    Whoever passed the run on may have recorded any folder.
+    """
+    manifest = path / "manifest.json"
+    recorded = read_json(manifest).get("experiment_folder") if manifest.is_file() else None
+    folder = (path / recorded).resolve() if isinstance(recorded, str) else None
+    return folder if folder is not None and folder.is_dir() else None
 
 
 class SavedManifest(TypedDict, total=False):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,19 +13,11 @@ from gradstats.analyses.declaration import POINTS
 from gradstats.answers.answer import COMPUTED_WITH, Answer, answer_paths, claim_answer
 from gradstats.measurement.measurement import Measurement, read_measurement
 from gradstats.measurement.token_scores import remark_on_precision
-from gradstats.plots.save import FORMATS, claim_figure
-from gradstats.report.saved_results import (
-    enclosing_run,
-    is_run_directory,
-    refuse_inside_run,
-    state_of_data,
-    writing_into,
-)
+from gradstats.plots.save import claim_figure
+from gradstats.report.saved_results import state_of_data
 from gradstats.report.verdict import LEFT_OUT
-from gradstats.runs.directory import ANALYSIS, RunDirectory, listed_results
-from gradstats.system.files import csv_text
-from gradstats.system.lock import only_writer
-from gradstats.system.outputs import REPORT, TABLE, claim, is_marked, other_numbers, refuse_links
+from gradstats.runs.directory import ANALYSIS, RunDirectory
+from gradstats.system.outputs import REPORT, TABLE, claim, is_marked
 from gradstats.system.progress import ProgressReport, progress_bar
 
 if TYPE_CHECKING:
@@ -34,8 +25,7 @@ if TYPE_CHECKING:
     from gradstats.analyses.declaration import Analysis
     from gradstats.analyses.sampler_gap import SamplerGap
     from gradstats.analyses.variance import VarianceComparison
-    from gradstats.config.experiment import Experiment, FiguresSection
-    from gradstats.report.saved_results import SavedResults
+    from gradstats.config.experiment import Experiment
     from gradstats.stats import LengthScalingFit
 
 
@@ -131,8 +121,9 @@ def make_room(run: RunDirectory, answers: Mapping[str, Answer], computed_with: M
 
     Answers that a command added stay, whatever they were computed with.
     """
+    from gradstats.report.added_results import remove_stale
     from gradstats.report.figures import claim_figures
-    from gradstats.report.saved_results import SavedResults, answer_stems, flat_settings, read_answers
+    from gradstats.report.saved_results import SavedResults, answer_stems, flat_settings, listed_results, read_answers
 
     listed = listed_results(run.path)
     if COMPUTED_WITH not in run.read_manifest():  # of an earlier version, whose answers nothing reads
@@ -151,42 +142,6 @@ def make_room(run: RunDirectory, answers: Mapping[str, Answer], computed_with: M
         if path.suffix == ".json" and path.stem not in made and is_marked(path):
             for part in answer_paths(path.with_suffix("")):
                 part.unlink(missing_ok=True)
-
-
-def remove_stale(held: SavedResults, style: FiguresSection, exported: Mapping[str, Path] | None = None) -> None:
-    """Remove the tables for papers and the figures of answers that a run no longer holds.
-
-    In the run, those of an answer that has other numbers now are among them. What others wrote stays, and so does what
-    a user drew under names of their own.
-
-    Args:
-        held: the answers of the run.
-        style: of its figures.
-        exported: folders of tables and figures to remove them from, by kind, where these are not those of the run.
-    """
-    from gradstats.report.figures import figures_of
-    from gradstats.report.saved_results import answer_stems
-
-    run = held.path
-    listed = listed_results(run)
-    names = {stem.name for stem in answer_stems(run)}
-    if exported is None:
-        names |= {path.stem for path in listed}
-        names |= {figure.name for analysis in registry.all_analyses() for figure in analysis.figures}
-    folders = exported or {kind: run / kind for kind in ("tables", "figures")}
-    answers = {name: answer.csv for name, answer in held.answers.items()}
-    figures = {one.name: lambda one=one: csv_text(one.table) for one in figures_of(held, style)}
-    for kind, folder in folders.items():
-        suffixes, now = (("tex", "md"), answers) if kind == "tables" else (FORMATS, figures)
-        for stem in sorted(names if exported is None else names - set(now)):
-            made = [path for path in (folder / f"{stem}.{suffix}" for suffix in suffixes) if is_marked(path)]
-            alone = kind == "tables" and stem in registry.OF_EVERY_RUN
-            numbers = (run if alone else folder) / f"{stem}.csv"
-            if kind == "figures" and (made or numbers in listed):
-                made.insert(0, numbers)
-            if made and not (stem in now and numbers.exists() and other_numbers(numbers, now[stem]()) is None):
-                for path in made:
-                    path.unlink(missing_ok=True)
 
 
 Result = TypeVar("Result")
@@ -303,28 +258,3 @@ def attempt(run: RunDirectory, what: str, action: Callable[[], Result]) -> Resul
     except (ValueError, ArithmeticError) as error:  # the latter: a division 0/0 or a number out of range
         run.remarks.append(f"{what}: {error}")
         return None
-
-
-@contextmanager
-def folder_of_results(source: Path, out: Path | None, *, partial: bool = False) -> Iterator[Path | None]:
-    """Yield the folder that a command adds its results to, locked where it is a run; None for a bare measurement."""
-    folder = source if out is None and (source / "measurement").is_dir() else out
-    if folder is None:
-        yield None
-        return
-    is_run = (folder / "measurement").is_dir() or is_run_directory(folder)
-    if partial and (is_run or enclosing_run(folder) is not None):
-        raise ValueError(
-            f"with --partial nothing is written into the run {folder}, which would hold the numbers as those of "
-            "all its shards: choose another folder (--out)"
-        )
-    if not is_run:
-        refuse_inside_run(folder)
-        with writing_into(folder):
-            yield folder
-        return
-    if source.resolve() not in (folder.resolve(), (folder / "measurement").resolve()):
-        raise FileExistsError(f"{folder} is another run than {source}: choose another folder (--out)")
-    with only_writer(folder):
-        refuse_links(folder)
-        yield folder

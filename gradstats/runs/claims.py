@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from gradstats.runs.ranks import agreed, is_first
-from gradstats.system.lock import Company, HeldError, claimed, holder_of, together, turn, write_into
+from gradstats.system.lock import TURN, Company, HeldError, claimed, holder_of, together, turn, write_into
 from gradstats.system.progress import ProgressReport, finishing_current_shard, progress_bar
 from gradstats.system.shards import Shards
 
@@ -134,12 +135,13 @@ def joined(folder: Path, begin: Callable[[Company], Value]) -> Iterator[tuple[Co
 
     ``begin`` is called before any other process can begin.
     """
-    n_times = 0
+    waited_for: HeldError | None = None
     with ExitStack() as held:
         while True:
             try:
-                with ExitStack() as opened, turn(folder):
+                with ExitStack() as opened, noted_turn(folder):
                     company = opened.enter_context(together(folder))
+                    company.waited_for = waited_for
                     begun = begin(company)
                     company.share()
                     held.push(opened.pop_all())
@@ -147,12 +149,31 @@ def joined(folder: Path, begin: Callable[[Company], Value]) -> Iterator[tuple[Co
             except HeldError as error:
                 if not error.by_company:
                     raise
-                n_times += 1
-                if n_times == 2:  # a process that ends holds it for a moment
-                    with progress_bar("waiting", 1, shown=False) as report:
-                        report.say(f"waiting, since {str(error).rpartition(': ')[0]}")
+                if waited_for is None:
+                    _say_waiting(error)
+                waited_for = error
                 time.sleep(BETWEEN_LOOKS)
         yield company, begun
+
+
+@contextmanager
+def noted_turn(folder: Path) -> Iterator[None]:
+    """Write what the processes that work on a folder share, one after another; a note says where one takes long."""
+    path = folder / TURN
+    note = threading.Timer(4 * BETWEEN_LOOKS, lambda: _say_waiting(HeldError(path, holder_of(path))))
+    note.daemon = True
+    note.start()
+    with ExitStack() as held:
+        try:
+            held.enter_context(turn(folder))
+        finally:
+            note.cancel()
+        yield
+
+
+def _say_waiting(error: HeldError) -> None:
+    with progress_bar("waiting", 1, shown=False) as report:
+        report.say(f"waiting, since {str(error).rpartition(': ')[0]}")
 
 
 def make_missing(board: Board, spent: Spent, make: Callable[[Claim], object], what: str = "shard") -> None:

@@ -17,21 +17,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gradstats.config.experiment import Experiment
 from gradstats.config.trust import code_named_in
 from gradstats.measurement.measurement import Measurement
-from gradstats.report.saved_results import (
-    is_run_directory,
-    read_recorded_experiment,
-    write_recorded_experiment,
-)
+from gradstats.report.saved_results import is_run_directory, read_recorded_experiment, write_recorded_experiment
 from gradstats.rewards.grading import MisreadReferenceWarning
 from gradstats.rollouts.table import token_sources
-from gradstats.runs.claims import Spent
+from gradstats.runs.claims import Spent, noted_turn
 from gradstats.runs.growth import may_grow, read_plan, rounds_of
 from gradstats.runs.ranks import is_first, n_ranks
 from gradstats.runs.regrading import finish_regrading, read_regradings
 from gradstats.runs.tracking import Tracking
 from gradstats.system.environment import environment
 from gradstats.system.files import PARTIAL, holds_only, read_json, remove_partials, write_json
-from gradstats.system.lock import LOCK, TURN, turn
+from gradstats.system.lock import LOCK, TURN
 from gradstats.system.outputs import OutputType
 from gradstats.system.shards import PLAN
 
@@ -154,7 +150,7 @@ class RunDirectory:
 
     def turn(self) -> AbstractContextManager[None]:
         """Write what the processes of a run share, one after another."""
-        return turn(self.path)
+        return noted_turn(self.path)
 
     def write_experiment(self) -> None:
         """Record the resolved experiment."""
@@ -345,25 +341,6 @@ def _is_alive(pid: int) -> bool:
     except OSError as error:
         return isinstance(error, PermissionError)  # of another user
     return True
-
-
-def experiment_folder(path: Path) -> Path | None:
-    """Return the folder of a run's experiment file, as far as the run recorded it and the folder still exists.
-
-    Whoever passed the run on may have recorded any folder.
-    """
-    manifest = path / "manifest.json"
-    recorded = read_json(manifest).get("experiment_folder") if manifest.is_file() else None
-    folder = (path / recorded).resolve() if isinstance(recorded, str) else None
-    return folder if folder is not None and folder.is_dir() else None
-
-
-def listed_results(path: Path) -> list[Path]:
-    """Return the files of results in a run that its manifest lists."""
-    manifest = path / "manifest.json"
-    listed = read_json(manifest).get("files", []) if manifest.exists() else []
-    names = map(str, listed if isinstance(listed, list) else [])
-    return [path / name for name in names if Path(name).parent.as_posix() in (".", "tables", "figures")]
 
 
 def _is_ours(path: Path) -> bool:

@@ -25,11 +25,12 @@ from gradstats.runs.validate import check_names
 from gradstats.runs.values_step import has_values, make_values
 from gradstats.runs.watching import let_workers_make
 from gradstats.runs.workers import require_execution
-from gradstats.system.files import identity
 from gradstats.system.lock import Company, only_writer
 from gradstats.system.outputs import claim, refuse_links
 from gradstats.system.user_code import code_beside
 
+#: What an analysis writes last.
+_PAGE = "report.html"
 #: Settings of a run's experiment that regrading does not use.
 _NOT_REGRADED = (
     "policy.trust_remote_code",
@@ -89,11 +90,10 @@ def opened_run(experiment: Experiment, path: Path) -> Iterator[tuple[RunDirector
         return
     claim(path, RUN_DIRECTORY)
     path.mkdir(parents=True, exist_ok=True)
-    before = results_of(experiment, path)
 
     def begin(company: Company) -> RunDirectory:
         refuse_links(path)
-        answered = results_of(experiment, path) not in (None, before)
+        answered = company.was_written(path / _PAGE) and has_results(experiment, path)
         return replace(RunDirectory.open(path, experiment, alone=company.alone), answered=answered)
 
     with joined(path, begin) as (company, run):
@@ -101,12 +101,10 @@ def opened_run(experiment: Experiment, path: Path) -> Iterator[tuple[RunDirector
         yield run, company
 
 
-def results_of(experiment: Experiment, path: Path) -> tuple[int, ...] | None:
-    """Return what distinguishes the results of a run from others; None where it has none with just these settings."""
-    page = identity(path / "report.html")  # which an analysis writes last
-    if page is None or read_recorded_experiment(path / "experiment.yaml").to_yaml() != experiment.to_yaml():
-        return None
-    return page
+def has_results(experiment: Experiment, path: Path) -> bool:
+    """Return whether a run has been analysed with just these settings."""
+    recorded = path / "experiment.yaml"
+    return (path / _PAGE).exists() and read_recorded_experiment(recorded).to_yaml() == experiment.to_yaml()
 
 
 def _is_made(run: RunDirectory) -> bool:

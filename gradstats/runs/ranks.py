@@ -6,6 +6,7 @@ The first rank alone reads what there is of a run, and writes. torchrun ends all
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,6 +16,8 @@ Value = TypeVar("Value")
 
 # One rank may fit a value head, or wait for other processes, while the others wait for it.
 _LONGEST_WAIT = timedelta(hours=24)
+# Seconds in which torchrun ends the ranks when one has ended.
+_LONGEST_END = 30.0
 
 
 def n_ranks() -> int:
@@ -51,5 +54,10 @@ def joined_ranks() -> Iterator[None]:
     if on_gpus and number < torch.cuda.device_count():
         torch.cuda.set_device(number)
     distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=_LONGEST_WAIT)
-    yield  # where an error ends this rank, the others wait for it in vain, and torchrun ends them
+    try:
+        yield  # where an error ends this rank, the others wait for it in vain, and torchrun ends them
+    except Exception as error:
+        if " by peer" in str(error):  # another rank has ended, and has said why: torchrun ends this one
+            time.sleep(_LONGEST_END)
+        raise
     distributed.destroy_process_group()

@@ -25,11 +25,11 @@ from gradstats.report.sweeps import (
     write_sweep_results,
 )
 from gradstats.runs.claims import joined
-from gradstats.runs.pipeline import results_of, run_experiment
+from gradstats.runs.pipeline import has_results, run_experiment
 from gradstats.runs.tracking import require_tracker
 from gradstats.runs.validate import check_names
 from gradstats.runs.workers import require_execution
-from gradstats.system.files import PARTIAL, atomic_path, holds_only, identity, remove_partials
+from gradstats.system.files import PARTIAL, atomic_path, holds_only, remove_partials
 from gradstats.system.lock import LOCK, TURN, Company, only_writer, turn
 from gradstats.system.outputs import OutputType, claim, csv_with, refuse_links
 from gradstats.system.user_code import code_beside
@@ -72,14 +72,14 @@ def run_sweep(
     folder = Path(out) if out is not None else Path("runs") / sweep.name
     _refuse_other_folder(folder, sweep.name)
     folder.mkdir(parents=True, exist_ok=True)
-    before, result = identity(folder / TABLE), None
+    result = None
 
     def begin(company: Company) -> bool:
         refuse_links(folder, cells=_cell_names(folder, sweep))
         if company.alone:
             remove_partials(folder)
         _list_cells(folder, sweep)
-        return not company.alone or identity(folder / TABLE) != before
+        return not company.alone or company.was_written(folder / TABLE)
 
     with _cluster_of(first), joined(folder, begin) as (company, of_others):
         finished: list[Cell] = []
@@ -89,9 +89,9 @@ def run_sweep(
             try:
                 with turn(folder):
                     _share(folder, cell, finished)
-                results = results_of(cell.experiment, path) if of_others else None
-                while results is None and run_experiment(cell.experiment, path, progress=progress) is None:
-                    results = results_of(cell.experiment, path)  # None where another process has yet to analyse it
+                there = of_others and has_results(cell.experiment, path)
+                while not there and run_experiment(cell.experiment, path, progress=progress) is None:
+                    there = has_results(cell.experiment, path)  # not where another process has yet to analyse it
                 finished.append(cell)
             except (ValueError, OSError, RuntimeError, LookupError, ImportError, TypeError) as error:
                 failed[cell.name] = error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradstats.config.options import TOKEN_BUDGET
 from gradstats.measurement.state_values import FITTED, StateValues, read_state_values
@@ -22,9 +22,6 @@ from gradstats.runs.weightings import possible_weightings
 from gradstats.system.files import FORMAT, digest, read_json, write_json
 from gradstats.system.progress import progress_bar
 from gradstats.system.shards import PLAN, Shards, read_origin
-
-if TYPE_CHECKING:
-    pass
 
 #: Settings of the section that decide what values of prefixes are.
 _OF_PREFIXES = ("monte_carlo", "steps", "seed", "batch_size")

@@ -12,12 +12,11 @@ import select
 import signal
 import sys
 import threading
-import time
 import traceback
 from pathlib import Path
 
 from gradstats.config.experiment import Experiment
-from gradstats.runs.ranks import is_first, joined_ranks, n_ranks
+from gradstats.runs.ranks import is_first, joined_ranks
 from gradstats.system.user_code import code_beside, look_in
 
 
@@ -62,8 +61,6 @@ def main(file: Path) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except (Exception, SystemExit) as error:  # sys.exit in a user's function
-        if n_ranks() > 1 and " by peer" in str(error):  # another rank has ended: torchrun says so, and ends this one
-            time.sleep(30)
         try:
             with file.with_suffix(".error").open("xb") as out:
                 out.write(pickle.dumps(portable(error)))

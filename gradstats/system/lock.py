@@ -37,9 +37,10 @@ class LockedError(RuntimeError):
 class HeldError(LockedError):
     """A process that runs holds a lock; ``by_company``: it works on the folder together with others."""
 
-    def __init__(self, path: Path, holder: dict[str, object]) -> None:
+    def __init__(self, path: Path, holder: dict[str, object], since: int = 0) -> None:
         super().__init__(_sentence(path, holder, running=True))
         self.by_company = not holder or "shared" in holder  # empty while it is being written
+        self.since = since  # when the holder wrote that it does, in nanoseconds, by the clock of the file system
 
 
 @contextmanager
@@ -89,23 +90,32 @@ class Company:
     path: Path  # of the lock file
     alone: bool  # whether no other process works on the folder
     _file: BinaryIO
+    waited_for: HeldError | None = None  # which process had the folder alone, where this one had to wait
+
+    def was_written(self, path: Path) -> bool:
+        """Whether the process that this one waited for wrote a file, while it had the folder alone."""
+        return self.waited_for is not None and path.exists() and path.stat().st_mtime_ns >= self.waited_for.since
 
     def share(self) -> None:
         """Let others work on the folder, which until then the first process has alone."""
         if self.alone and not _try_lock(self._file, shared=True):
-            holder = _holder(self._file)
+            error = _held(self._file, self.path)
             self._file.close()  # one that waited has got it, whose file it is now
-            raise HeldError(self.path, holder)
+            raise error
         self.alone = False
 
     def becomes_only(self) -> bool:
         """Whether no other process works on the folder, which is from now on as by :func:`only_writer`.
 
-        Where several ask at the same time, one is: those who are not no longer belong to it.
+        Of those who ask, whether they go on or end by an error, the last one is: the others no longer belong to it.
         """
+        with turn(self.path.parent):
+            return self._is_last()
+
+    def _is_last(self) -> bool:
         if not self.alone:
             self._file.close()  # first: NFS keeps a lock that cannot be raised, and none would be the last
-            with suppress(HeldError, FileNotFoundError):  # the latter: another was the last, and has ended
+            with suppress(HeldError, FileNotFoundError):  # the latter: of one that has all of the folder, and has ended
                 self._file, self.alone = _acquired(self.path, of_company=True, create=False), True
         return self.alone
 
@@ -124,11 +134,11 @@ def together(folder: str | os.PathLike[str]) -> Iterator[Company]:
     try:
         yield company
     finally:
-        if not company._file.closed and company.becomes_only():
-            if (path.parent / TURN).exists():  # of a process that was killed, or of one that begins
-                with claimed(path.parent / TURN):
-                    pass
-            _release(company._file, path)
+        # Removes what a killed process left of a turn, too. Whoever has the turn belongs to the company, or begins.
+        with suppress(LockedError, OSError), claimed(path.parent / TURN) as free:
+            if not company._file.closed and (company.alone or (free is not None and company._is_last())):
+                _release(company._file, path)
+        company._file.close()
 
 
 def holder_of(path: Path) -> dict[str, object]:
@@ -166,10 +176,10 @@ def _acquired(
             if holds and not _same_file(file, path):  # its holder removed it, and someone may have made another
                 file.close()
                 continue
+            if not holds:
+                raise _held(file, path)
             holder = _holder(file)
             foreign = holder.get("host", socket.gethostname()) != socket.gethostname() and not holder.get("shared")
-            if not holds:
-                raise HeldError(path, holder)
             if foreign and not of_any_host:
                 raise LockedError(_sentence(path, holder, running=False))
             _write_holder(file, path, **({"shared": True} if of_company else {}))
@@ -177,6 +187,10 @@ def _acquired(
             file.close()
             raise
         return file
+
+
+def _held(file: BinaryIO, path: Path) -> HeldError:
+    return HeldError(path, _holder(file), os.fstat(file.fileno()).st_mtime_ns)
 
 
 def _write_holder(file: BinaryIO, path: Path, **more: object) -> None:

@@ -28,6 +28,23 @@ def experiment(policy_folder, tmp_path_factory) -> Experiment:
 
 
 @pytest.fixture(scope="session")
+def large(experiment, tmp_path_factory) -> Experiment:
+    """The same of 24 prompts, in eight shards."""
+    prompts = tmp_path_factory.mktemp("prompts") / "many.jsonl"
+    texts = [f"{'ab ' * (1 + k % 6)}{'abcd'[k // 6]}" for k in range(24)]
+    prompts.write_text("\n".join(json.dumps({"prompt": text, "answer": "x"}) for text in texts))
+    settings = experiment.model_dump() | {"prompts": {"source": str(prompts)}}
+    return Experiment.model_validate(settings | {"sampling": settings["sampling"] | {"batch_size": 12}})
+
+
+@pytest.fixture(scope="session")
+def finished_large(large, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patched:
+        leave_out_pictures(patched)
+        return run_experiment(large, tmp_path_factory.mktemp("runs") / "large", progress=False)
+
+
+@pytest.fixture(scope="session")
 def finished(experiment, tmp_path_factory):
     return run_experiment(experiment, tmp_path_factory.mktemp("runs") / "whole", progress=False)
 

@@ -5,6 +5,8 @@ import shutil
 import signal
 import threading
 import time
+from contextlib import ExitStack
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,11 @@ from killed_runs import MOMENTS, contents, forked, in_new_process
 
 from gradstats.report.saved_results import write_recorded_experiment
 from gradstats.runs import claims
-from gradstats.runs.claims import Board, Spent, make_missing
+from gradstats.runs.claims import Board, Spent, make_missing, noted_turn
 from gradstats.runs.directory import RUN_DIRECTORY
 from gradstats.runs.pipeline import run_experiment
 from gradstats.runs.sweep import _SWEEP
-from gradstats.system.lock import holder_of, together
+from gradstats.system.lock import holder_of, together, turn
 from gradstats.system.outputs import claim
 from gradstats.system.shards import Shards
 
@@ -168,22 +170,39 @@ def test_a_first_ctrl_c_stops_after_the_current_shard_and_a_second_at_once(board
 
 
 @pytest.mark.usefixtures("no_analysis")
-@pytest.mark.parametrize("ends", [True, False])
-def test_a_process_that_begins_during_the_analysis_waits_for_its_results(experiment, finished, tmp_path, capsys, ends):
+@pytest.mark.parametrize("when", ["while it waits", "before it begins", "never"])  # the last where the process dies
+def test_a_process_that_begins_during_the_analysis_waits_for_its_results(experiment, finished, tmp_path, capsys, when):
     run, found = shutil.copytree(finished.run.path, tmp_path / "run"), []
     thread = threading.Thread(target=lambda: found.append(run_experiment(experiment, run, progress=False)))
+
+    def write_page(now):
+        if now == when:
+            (run / "report.html").write_bytes((run / "report.html").read_bytes())
+
     with together(run) as company:
         company.share()
         assert company.becomes_only()
+        write_page("before it begins")
         thread.start()
         time.sleep(2 * claims.BETWEEN_LOOKS)
         assert found == []
-        if ends:  # not where the process dies
-            (run / "report.html").write_bytes((run / "report.html").read_bytes())
+        write_page("while it waits")
     thread.join()
-    assert [result is None for result in found] == [ends]
+    assert [result is None for result in found] == [when != "never"]
     assert "note: waiting, since another process is working on" in (said := capsys.readouterr().err)
     assert "choose another folder" not in said  # which is for an error
+
+
+def test_a_process_that_waits_long_for_another_says_for_which(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(claims, "BETWEEN_LOOKS", 0.02)
+    with ExitStack() as held:
+        held.enter_context(turn(tmp_path))
+        threading.Timer(0.5, held.pop_all().close).start()
+        with noted_turn(tmp_path):
+            pass
+        with noted_turn(tmp_path):  # which is free
+            time.sleep(0.2)
+    assert capsys.readouterr().err.count(f"waiting, since another process is working on {tmp_path} (process") == 1
 
 
 @pytest.mark.parametrize("kind", [RUN_DIRECTORY, _SWEEP])
@@ -220,18 +239,13 @@ def test_processes_that_start_at_once_make_a_run_of_which_one_is_killed(experime
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize(
-    ("n", "moment", "numbers"),
-    [
-        (2, "claimed", range(1, 6)),
-        (4, "claimed", range(1, 4)),
-        # Each write is interrupted at one of the moments, which take turns.
-        *((2, moment, range(first, 20, 3)) for first, moment in enumerate(MOMENTS, 1)),
-    ],
-)
-def test_one_of_several_processes_may_be_killed_at_every_write(experiment, finished, tmp_path, n, moment, numbers):
-    whole = contents(finished.run.path)
-    for name, (ended, analysed, again) in shared(experiment, tmp_path, n, *(f"{moment}:{k}" for k in numbers)).items():
+@pytest.mark.parametrize(("n", "numbers"), [(1, range(1, 25)), (2, range(1, 19)), (4, range(1, 13))])
+def test_one_of_several_processes_may_be_killed_at_every_write(large, finished_large, tmp_path, n, numbers):
+    """At the moments of a write in turns, and when it has claimed a shard."""
+    whole = contents(finished_large.run.path)
+    turns = zip(cycle((*MOMENTS, "claimed")), numbers, strict=False)
+    moments = [f"{moment}:{number}" for moment, number in turns]
+    for name, (ended, analysed, again) in shared(large, tmp_path, n, *moments).items():
         path = tmp_path / "runs" / name
         assert contents(path) == whole, name
         assert not list(path.rglob(".*")), name

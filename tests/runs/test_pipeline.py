@@ -104,11 +104,6 @@ def test_a_finished_run_is_redrawn_without_sampling_or_measuring(drawn, monkeypa
     ("text", "message"),
     [
         ("policy: {name: x}", "prompts is missing: give the problems"),
-        ("policy: {name: x, size: 3}\nprompts: {source: y}", "policy has no setting 'size': it has name, dtype"),
-        (
-            "policy: {name: x}\nprompts: {source: y}\nsampling: {group_size: many}",
-            r"sampling\.group_size is 'many': it must be an integer of at least 1 \(completions of each prompt",
-        ),
         ("policy: {name: x", "is not YAML"),
         ("- a\n- b", "does not contain settings"),
     ],

@@ -8,11 +8,12 @@ import pytest
 import yaml
 from ending_rewards import MARKS
 from killed_runs import contents
+from shared_runs import n_again
 
 from gradstats.config.sections import ExecutionSection
 from gradstats.config.validation import WrongSetting, WrongSettingsError
 from gradstats.gradients.distributed import GroupMemoryError
-from gradstats.runs import ray_workers, workers
+from gradstats.runs import ranks, ray_workers, workers
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.pipeline import run_experiment
 from gradstats.runs.ray_workers import connected, make_shards
@@ -86,15 +87,36 @@ def test_the_next_process_removes_what_a_killed_one_told_its_workers(experiment,
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("execution", [TWO, {"executor": "ray", "workers": 1}])
-def test_the_shard_of_a_worker_that_dies_is_made_again(by, finished, tmp_path, capsys, execution):
-    result = run_experiment(by("ending_rewards:dies_once", **execution), tmp_path / "run", progress=False)
-    assert (tmp_path / "died").exists()
-    same_numbers(tmp_path / "run", finished)
-    assert result.run.read_manifest()["n_sequences"] == 24
-    if "executor" not in execution:
-        assert "a worker died (exit code -9): the others make its shard" in " ".join(capsys.readouterr().err.split())
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("execution", "turns"),
+    [
+        (TWO, ["half:3"]),
+        ({"workers": 4}, ["written:2", "claimed:2", "named:3"]),
+        ({"executor": "ray", "workers": 1}, ["half:2", "named:3", "claimed:2"]),
+        (BY_RAY, ["claimed:1", "written:3", "half:4"]),
+        ({"executor": "ray", "workers": 4}, ["named:2", "half:3", "claimed:1", "written:2"]),
+    ],
+)
+def test_the_shards_of_workers_that_are_killed_are_made_again(
+    large, finished_large, tmp_path, monkeypatch, capsys, execution, turns
+):
+    (tmp_path / "turns").write_text(" ".join(turns))
+    (tmp_path / "hook").mkdir()
+    (tmp_path / "hook" / "sitecustomize.py").write_text(
+        "import sys\nif 'gradstats.runs.worker' in sys.orig_argv:\n"
+        f"    import shared_runs\n    shared_runs.in_worker({str(tmp_path)!r})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path / "hook")
+    executor = execution.get("executor", "local")  # ray starts them again, without a word
+    by_workers = large.model_copy(update={"execution": ExecutionSection(**execution)})
+    run_experiment(by_workers, tmp_path / "run", progress=False)
+    assert contents(tmp_path / "run") == contents(finished_large.run.path)
+    assert not list((tmp_path / "run").rglob(".*"))
+    assert len(list(tmp_path.glob("killed-*"))) == len(turns)
+    assert n_again(tmp_path / "counts") <= len(turns)
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("a worker died (exit code -9): the others make its shard") == len(turns) * (executor == "local")
 
 
 @pytest.mark.slow
@@ -164,6 +186,18 @@ def test_a_sweep_by_workers_of_ray_leaves_the_files_of_one_process(experiment, t
     assert contents(tmp_path / "several") == contents(tmp_path / "one")
     for cell in one.settings:
         assert read_json(tmp_path / "several" / cell / "manifest.json")["execution"]["executor"] == "ray"
+
+
+def test_a_rank_that_loses_another_leaves_the_message_to_it(monkeypatch):
+    waited = []
+    monkeypatch.setattr(ranks, "n_ranks", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(time, "sleep", waited.append)
+    for sentence, seconds in (("memory ran out", []), ("Connection closed by peer [127.0.0.1]", [30.0])):
+        with pytest.raises(RuntimeError), ranks.joined_ranks():
+            raise RuntimeError(sentence)
+        assert waited == seconds
 
 
 def test_a_node_that_does_not_see_the_run_directory_says_so(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import pytest
 
@@ -151,19 +151,26 @@ def test_of_two_that_end_at_once_one_is_the_last(tmp_path):
             assert sorted(found) == [False, True]
 
 
-def test_one_that_asks_when_the_last_has_ended_is_not_another_last(tmp_path, monkeypatch):
-    acquired = lock._acquired
-    with shared(tmp_path) as one, ExitStack() as of_other:
-        other = of_other.enter_context(shared(tmp_path))
+def test_one_that_ends_by_an_error_does_not_keep_another_from_being_the_last(tmp_path, monkeypatch):
+    acquired, has_asked, asked = lock._acquired, threading.Event(), []
+    with ThreadPoolExecutor(1) as pool, shared(tmp_path) as other:
 
-        def late(*args, **options):
-            monkeypatch.setattr(lock, "_acquired", acquired)
-            assert other.becomes_only()
-            of_other.close()
-            return acquired(*args, **options)
+        def at_once(path, **options):
+            if options.get("create", True):
+                return acquired(path, **options)
+            if asked:
+                has_asked.wait(5)
+                return acquired(path, **options)
+            asked.append(pool.submit(other.becomes_only))
+            time.sleep(0.2)
+            try:
+                return acquired(path, **options)
+            finally:
+                has_asked.set()
 
-        monkeypatch.setattr(lock, "_acquired", late)
-        assert not one.becomes_only()
+        with shared(tmp_path):
+            monkeypatch.setattr(lock, "_acquired", at_once)
+        assert asked[0].result()
     assert list(tmp_path.iterdir()) == []
 
 
