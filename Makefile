@@ -129,6 +129,7 @@ findings: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(QWEN) d
 		$(BIN)/gradstats ask runs/$$run optimal_baselines; \
 		$(BIN)/gradstats ask runs/$$run curve "asymmetric(loo=True)" delta=-0.5:0.5:41; \
 	done
+	@$(BIN)/gradstats variance runs/embedded_resolved --group-size 2 8 --estimators james_stein rloo --out runs/embedded_resolved/tables/variance_in_pairs.csv
 	@set -e; for run in embedded_zoo smollm2 qwen_1_5b; do $(BIN)/gradstats run $$run; done
 	@set -e; for run in embedded_tokens qwen_mawps_tokens; do $(BIN)/gradstats run $$run; $(BIN)/gradstats ask runs/$$run tokens; done
 	@$(BIN)/python -P experiments/reinforce_embedded_policy.py

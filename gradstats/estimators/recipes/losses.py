@@ -110,6 +110,7 @@ def root_length_clip(
     r"""FSPO, 2509.09177: :math:`w = ρ_iA`, and 0 where :math:`\pm\log ρ_i > c\sqrt{T_i}` in the direction of A.
 
     log ρ_i of the whole completion spreads as √T, so that the share that is clipped does not depend on the length.
+    The paper's first version shifts the band by a drift, which the third, as here, leaves out.
 
     Args:
         width: c.
@@ -176,8 +177,8 @@ def second_moment_clip(
 
     Args:
         threshold: τ.
-        signs: count and drop only the tokens that PPO would clip, A > 0 with ρ > 1 and A < 0 with ρ < 1, as in the
-            paper; ``False`` takes all, as in AReaL.
+        signs: count and drop only the tokens that PPO would clip, A > 0 with ρ > 1 and A < 0 with ρ < 1, which is
+            assumed of the paper; ``False`` takes all, as AReaL's code does, which also keeps PPO's clip.
     """
     counted = batch.mask & ((advantages * log_ratio > 0) | (not signs))
     squares = np.sort(log_ratio[counted] ** 2)
@@ -303,12 +304,11 @@ def linear_length(batch: Batch, beta: float, max: float) -> Float[np.ndarray, "n
 def relative_length(batch: Batch, beta: float) -> Float[np.ndarray, "n"]:
     r"""GR³, 2603.10535: the reward becomes :math:`R_i/(1 + α T_i/\bar T)`, with the mean length of the group.
 
-    The multiplicative rescaling by group is the paper's; this form of it is taken from notes, and the paper's
-    calibration by advantages is left out. Returned is the difference to R. A reward of 0 is left alone, unlike under
-    an additive price.
+    prime-rl's ``length_shaping="gr3"`` is the same; the paper's calibration of α by advantages is left out. Returned is
+    the difference to R. A reward of 0 is left alone, unlike under an additive price.
 
     Args:
-        beta: α.
+        beta: α, 0.33 in prime-rl.
     """
     mean = np.bincount(batch.group_index, weights=batch.lengths) / batch.group_sizes
     return batch.rewards / (1 + beta * batch.lengths / np.maximum(mean, 1e-12)[batch.group_index]) - batch.rewards

@@ -55,7 +55,10 @@ def trl(
     clipped = loss_type not in ("cispo", "sapo", "vespo")
     mode = vllm_importance_sampling_mode or ("token_truncate" if loss_type == "vespo" else "sequence_mask")
     correction, bound = _choose("vllm_importance_sampling_mode", mode, _TRL_CORRECTIONS)
-    bounds = {bound: vllm_importance_sampling_clip_max, "low": vllm_importance_sampling_clip_min}
+    bounds: dict[str, float | None] = {
+        bound: vllm_importance_sampling_clip_max,
+        "low": vllm_importance_sampling_clip_min,
+    }
     if (delta is not None or off_policy_mask_threshold is not None) and (by_sequence or not clipped):
         raise ValueError("delta and off_policy_mask_threshold are known for clipped ratios of tokens: leave them out")
     if beta and (top_entropy_quantile < 1 or (by_sequence and use_bias_correction_kl)):
@@ -111,8 +114,9 @@ def trl(
         parts["kl"] = get_component("kl", f"in_loss({kind})", beta=beta)
     if vllm_importance_sampling_correction and loss_type != "vespo":
         # A loss of one number for each completion is multiplied by the weights of its tokens, and summed over them.
-        averaged = by_sequence and loss_type != "cispo" and correction.endswith("tokens")
-        parts["correction"] = get_component("correction", correction, **bounds, **({"averaged": True} if averaged else {}))
+        if by_sequence and loss_type != "cispo" and correction.endswith("tokens"):
+            bounds["averaged"] = True
+        parts["correction"] = get_component("correction", correction, **bounds)
     if mask_truncated_completions:
         parts["filter"] = "mask_truncated"
     if top_entropy_quantile < 1:

@@ -94,19 +94,22 @@ class Catalogue:
         for at in [*alike[:_N_VERIFIED], int(cosines.argmax())]:
             if (factor := self._factor(weights, labels[at])) is not None:
                 return labels[at], factor, 1.0
-        other = self._everywhere(labels[at])
-        likeness = (weights * other).sum() / np.linalg.norm(weights) / np.linalg.norm(other)
-        factor = float((weights * other).sum() / (other * other).sum())
-        return labels[at], factor, min(float(likeness), 1 - _EQUAL)
+        compared = [(*self._projected(weights, label), label) for label in (labels[at], expected) if label]
+        likeness, factor, label = max(compared, key=lambda one: one[0])
+        return label, factor, min(likeness, 1 - _EQUAL)
+
+    def _projected(self, weights: Float[np.ndarray, "m b t"], label: str) -> tuple[float, float]:
+        """Return the cosine of weights with those of a label, and their coefficient on them; 0 where one has none."""
+        other = self._everywhere(label)
+        product, size, length = float((weights * other).sum()), float((other * other).sum()), np.linalg.norm(weights)
+        return (float(product / size**0.5 / length), product / size) if size and length else (0.0, 0.0)
 
     def _factor(self, weights: Float[np.ndarray, "m b t"], label: str) -> float | None:
         """Return c where the weights are c times those of a label, 1 where it is 1 to rounding; else None."""
-        other = self._everywhere(label)
-        if not (weights.any() and other.any()):
-            return None
-        factor = float((weights * other).sum() / (other * other).sum())
+        _, factor = self._projected(weights, label)
         factor = 1.0 if abs(factor - 1.0) <= _EQUAL else factor
-        return factor if np.abs(weights - factor * other).max() <= _EQUAL * np.abs(weights).max() else None
+        left = np.abs(weights - factor * self._everywhere(label)).max()
+        return factor if weights.any() and left <= _EQUAL * np.abs(weights).max() else None
 
     @property
     def _probes(self) -> Int[np.ndarray, "p"]:

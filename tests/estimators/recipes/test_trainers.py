@@ -46,7 +46,8 @@ from gradstats.estimators.recipes.trainers import labels
             "group_mean · group_std(eps=0.0001) · gamma_weight(mismatch=truncate) · token_mean(scope=batch)",
         ),
         (
-            "trl:sapo(scale_rewards=none, importance_sampling_level=sequence, vllm_importance_sampling_mode=token_mask)",
+            "trl:sapo(scale_rewards=none, importance_sampling_level=sequence, "
+            "vllm_importance_sampling_mode=token_mask)",
             "group_mean · soft_gate(level=sequence) · mask_tokens(low=None, high=3, averaged=True) · sequence_mean",
         ),
         (

@@ -8,6 +8,7 @@ from gradstats.estimators import get
 pytest.importorskip("verl", exc_type=ImportError)
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+
 @pytest.fixture(scope="module")
 def subjects():
     from gradstats.integrations.certify.verl import verl_subjects
