@@ -22,7 +22,7 @@ from gradstats.analyses.declaration import (
     powers_of_two,
     without_groups,
 )
-from gradstats.analyses.numbers import ROUNDING, format_estimate, percent
+from gradstats.analyses.numbers import ROUNDING, format_estimate, percent, percentage
 from gradstats.analyses.results import RemarkedResult, ScalarResult, column, estimate
 from gradstats.analyses.variance import (
     COLUMNS,
@@ -116,6 +116,42 @@ class EquivalentGroupSize(ScalarResult):
         return _size_in_words(self.value, *self.confidence_interval(confidence_level))
 
 
+@dataclass(frozen=True)
+class BestSize:
+    r"""How many completions of a prompt ``rloo`` should take, and what fewer cost.
+
+    At equal tokens its noise is :math:`N (w(N) + b) = v_1 + v_2/(N-1) + N b`; the least, at :math:`1 + \sqrt{v_2/b}`,
+    is :math:`v_1 + b + 2\sqrt{v_2 b}`.
+
+    Attributes:
+        size: the best number of completions.
+        relative_noise: of smaller groups, over that at the best size, by size; empty where that is not resolved.
+    """
+
+    size: Estimated
+    relative_noise: Mapping[int, Estimated]
+
+    @classmethod
+    def of(cls, perfect: Statistic, cost: Statistic, between: Statistic, most: int) -> BestSize:
+        """Return it for v_1, v_2 and b, with the noise of powers of two up to ``most`` completions."""
+        size = best_size(cost, between)
+        if not np.isfinite(size.with_interval(CONFIDENCE_LEVEL)).all():
+            return cls(size, {})
+        least = perfect + between + (cost * between).root().scaled(2.0)
+        noises = {n: perfect + cost.scaled(1.0 / (n - 1.0)) + between.scaled(float(n)) for n in powers_of_two(most)}
+        return cls(size, {n: studentised_ratio(noise, least) for n, noise in noises.items()})
+
+    def sentence(self, confidence_level: float) -> str:
+        """State the number, and what fewer completions cost, the most first."""
+        said, costs = how_many(self.size, confidence_level), []
+        best = self.size.with_interval(confidence_level)[0]
+        for n, noise in sorted(self.relative_noise.items(), reverse=True):
+            found = [end - 1.0 for end in noise.with_interval(confidence_level)]
+            if n < best and np.isfinite(found).all():
+                costs.append(f"{percentage(*found)}{' more noise' if not costs else ''} in groups of {n}")
+        return f"{said} At equal tokens, fewer cost {', '.join(costs)}." if costs else said
+
+
 def _size_in_words(size: float, low: float, high: float) -> str:
     """Write a group size with its interval, or as a bound.
 
@@ -201,7 +237,7 @@ def _equivalents(
     target: AskedTarget,
     scores_are_sketches: bool | None,
     unresolved: Literal["refuse", "nan"] = "refuse",
-) -> tuple[list[EquivalentGroupSize], Estimated | None]:
+) -> tuple[list[EquivalentGroupSize], BestSize | None]:
     """Find the equivalent group sizes of several estimators, and the best size of ``rloo``, from the same groups.
 
     Where the scale of one is needed and not resolved, ``unresolved="nan"`` gives NaN with a warning in place of an
@@ -275,8 +311,9 @@ def _equivalents(
                 label, group_size, equivalent, pools.n_prompts, same_prompts, share_saved(relative_noise)
             )
         )
-    best = None if of_rloo.within is None else best_size(cost, of_rloo.trace_cov - of_rloo.within)
-    return answers, best
+    if of_rloo.within is None:
+        return answers, None
+    return answers, BestSize.of(perfect, cost, of_rloo.trace_cov - of_rloo.within, 2 * group_size)
 
 
 def _within(moments: PromptMoments, size: int) -> Statistic:
@@ -338,7 +375,7 @@ class GroupSizes(RemarkedResult):
         group_size_of_run: completions of each prompt; None where prompts have different numbers.
         of_largest: variance within prompts and between them of RLOO and its multiples, by label, in groups of all
             completions of a prompt: that between them does not depend on the size.
-        best_size: completions per prompt at which RLOO has the least noise for its tokens; None where it is not known.
+        best: completions per prompt at which RLOO has the least noise for its tokens; None where it is not known.
     """
 
     question: ClassVar[str] = "group_sizes"
@@ -350,7 +387,7 @@ class GroupSizes(RemarkedResult):
     remarks: tuple[str, ...] = ()
     group_size_of_run: int | None = None
     of_largest: Mapping[str, tuple[Estimate, Estimate]] = field(default_factory=dict, repr=False)
-    best_size: Estimated | None = None
+    best: BestSize | None = None
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """Return the frame of the comparison, with the variance within prompts and between them where it is known.
@@ -380,7 +417,10 @@ class GroupSizes(RemarkedResult):
         """State how many completions to draw, and the smallest and the largest group of RLOO that is as noisy."""
         known = sorted((one for one in self.equivalents if not np.isnan(one.value)), key=lambda one: one.value)
         others = [one for one in known if one.estimator != "rloo"]
-        said = [how_many(self.best_size, confidence_level), self._equivalents_in_words(others, confidence_level)]
+        said = [
+            self.best.sentence(confidence_level) if self.best else "",
+            self._equivalents_in_words(others, confidence_level),
+        ]
         return " ".join(filter(None, said)) or "No equivalent group size could be estimated."
 
     def _equivalents_in_words(self, others: Sequence[EquivalentGroupSize], confidence_level: float) -> str:

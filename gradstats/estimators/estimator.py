@@ -74,6 +74,8 @@ RULES: dict[str, Rule] = {
     ),
     "signs": SWITCH,
     "of": one_of("groups", "rewards"),
+    "level": one_of("token", "sequence"),
+    "averaged": SWITCH,
     "ddof": _whole(0),
     "eps": NOT_NEGATIVE,
     "normalize": SWITCH,

@@ -76,7 +76,7 @@ def import_function(name: str, what: str) -> Callable[..., Any]:
         raise UserCodeError(f"{what} {name!r} cannot be imported: {reason}") from error
     if not callable(function):
         raise UserCodeError(
-            f"{what} {name!r} is a {type(function).__name__}, not a function: give the name of a function"
+            f"{what} {name!r} is of type {type(function).__name__}, not a function: give the name of a function"
         )
     return function
 

@@ -89,10 +89,14 @@ def test_the_answer_begins_with_the_completions_to_draw_as_that_on_the_split_of_
     batch, scores, _ = policy.sample(200, 8, rng=0)
     found = quietly(variance_by_group_size, batch, ["rloo"], scores=scores)
     split = quietly(allocate, batch, ["rloo"], scores)
-    value, low, high = found.best_size.with_interval(0.95)
+    value, low, high = found.best.size.with_interval(0.95)
     assert (value, low, high) == pytest.approx(split.best_size.with_interval(0.95))
     begins = f"Draw {value:.0f} [{math.floor(low)}, {math.ceil(high)}] completions of each prompt (rloo)."
-    assert found.sentence() == begins  # a row of rloo beside rloo says nothing
+    assert found.sentence().startswith(f"{begins} At equal tokens, fewer cost ")  # a row of rloo says nothing
+    noise = {size: one.with_interval(0.95)[0] for size, one in found.best.relative_noise.items()}
+    of_split = split.to_frame().set_index("group_size")["relative_noise"]
+    assert noise[2] / noise[4] == pytest.approx(of_split[2] / of_split[4], rel=0.05)
+    assert min(noise.values()) > 1
     assert split.sentence().startswith(begins)
     assert split.to_frame().attrs["best_size"] == pytest.approx([value, low, high])
 

@@ -232,5 +232,6 @@ def test_several_rewards_are_normalised_as_in_verl(core_algos):
         config={"gdpo_reward_keys": list(keys), "gdpo_reward_weights": [1.0, 0.5]},
     )
     batch = Batch(np.zeros(7), lengths, PROMPTS.astype(str), mask.numpy(), columns=keys)
-    expected = families.gdpo("accuracy=1, format=0.5", convention="verl").advantages(batch)
+    label = recipes.get("verl:gdpo", gdpo_reward_keys=", ".join(keys), gdpo_reward_weights="1, 0.5")
+    expected = label.advantages(batch)
     np.testing.assert_allclose(expected[:, None] * mask.numpy(), found.numpy(), rtol=1e-5, atol=1e-6)

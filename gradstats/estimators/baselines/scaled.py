@@ -458,6 +458,10 @@ def ebpo(batch: Batch, normalize: bool = True, eps: float = 1e-6) -> Float[np.nd
     return (advantages - advantages.mean()) / (advantages.std() + eps)
 
 
+#: The name among GDPO's columns of the reward itself.
+_REWARD = "reward"
+
+
 def _reward_weights(columns: str) -> dict[str, float]:
     """Return the weight of each column of "accuracy=1, format=0.5"; of one without a weight 1."""
     found = {}
@@ -475,7 +479,9 @@ def _reward_weights(columns: str) -> dict[str, float]:
     bias="biased: each reward and prompt is rescaled by its spread",
     source="2601.05242",
     across_groups=True,
-    needs=lambda parameters: tuple(f"{COLUMN}{name}" for name in _reward_weights(parameters.get("columns", ""))),
+    needs=lambda parameters: tuple(
+        f"{COLUMN}{name}" for name in _reward_weights(parameters.get("columns", "")) if name != _REWARD
+    ),
     unit=f"{SEQUENCE_SUM} / group_std / batch_std",
 )
 def gdpo(batch: Batch, columns: str, convention: str = "trl", singleton: str = "zero") -> Float[np.ndarray, "n"]:
@@ -485,7 +491,7 @@ def gdpo(batch: Batch, columns: str, convention: str = "trl", singleton: str = "
     whitened over the batch. The rewards are columns of the rollouts, their sum need not be the reward.
 
     Args:
-        columns: the rewards' columns with their weights, as in ``"accuracy=1, format=0.5"``.
+        columns: the rewards' columns with their weights, as in ``"accuracy=1, format=0.5"``; ``reward`` is the reward.
         convention: "trl" (``normalize_then_sum``) whitens over completions with ε = 1e-4 throughout, "verl" over tokens
             with ε = 1e-6.
         singleton: what a reward of a group of one gets: 0 (``"zero"``), itself (``"reward"``) or NaN (``"nan"``).
@@ -500,7 +506,8 @@ def gdpo(batch: Batch, columns: str, convention: str = "trl", singleton: str = "
     eps = 1e-4 if convention == "trl" else 1e-6
     total = np.zeros_like(batch.rewards)
     for name, weight in _reward_weights(columns).items():
-        of_one = batch.with_fields(rewards=np.asarray(batch.columns[name], dtype=np.float64))
+        values = batch.rewards if name == _REWARD else batch.columns[name]
+        of_one = batch.with_fields(rewards=np.asarray(values, dtype=np.float64))
         total += weight * grpo(eps=eps, singleton=singleton).advantages(of_one)
     if convention == "verl":
         return whiten(total, batch.lengths)

@@ -73,8 +73,9 @@ def reward_ema(batch: Batch, decay: float = 0.95, start: float = 0.0, loo: bool 
 def beta_tracker(batch: Batch, decay: float = 0.9, start: float = 0.5, count: float = 8.0) -> Float[np.ndarray, "n"]:
     r"""Return :math:`A_i = R_i - \frac{α}{α+β}`, with :math:`α ← ρα + r`, :math:`β ← ρβ + 1 - r`. SPO, 2509.13232.
 
-    The mean of a Beta posterior that forgets; SPO lets ρ follow the divergence between steps, and whitens A over the
-    batch. That ρ is constant, and that the first count fades as well, is assumed here.
+    The mean of a Beta posterior that forgets, the first count included. SPO then whitens A over the batch. In verl's
+    recipe ρ is :math:`2^{-D/0.06}` up to 0.96, of the mean distance D of a prompt's log-probabilities between visits,
+    where it is not a constant, as here; the first count is 1/(1 − ρ) at the least ρ.
 
     Args:
         batch: the completions, with the column ``history``: a list of earlier rewards for each, oldest first.

@@ -334,6 +334,24 @@ def to_sampler(batch: Batch, beta: float = 0.002) -> tuple[Batch, Float[np.ndarr
     return batch, np.where(batch.mask, -beta * log_ratios(batch, "kl to_sampler"), 0.0)
 
 
+@component("kl", "entropy_bonus", level="token", needs=("logprobs", "entropy"))
+def entropy_bonus(batch: Batch, beta: float = 0.001) -> tuple[Batch, Float[np.ndarray, "n t"]]:
+    r"""Add :math:`β\,ρ_t(-\log π_t - H_t)` to the weight of s_t, an unbiased estimate of :math:`β∇H_t`, of the entropy.
+
+    Trainers (``entropy_coeff`` of verl, ``entropy_coef`` of TRL) differentiate H through the whole vocabulary, which is
+    the expectation of this given the prefix: E[ĝ] is theirs, and the noise at least theirs. verl averages the bonus as
+    the loss; TRL over the tokens of a micro-batch, whatever the loss.
+
+    Args:
+        batch: the completions, with ``logprobs`` and ``entropy``.
+        beta: β, by how much entropy is rewarded.
+    """
+    assert batch.logprobs is not None
+    assert batch.entropy is not None
+    ratio = exponential(log_ratios(batch, "kl entropy_bonus"))
+    return batch, np.where(batch.mask, -beta * ratio * (batch.logprobs + batch.entropy), 0.0)
+
+
 @component("filter", "dynamic_sampling")
 def dynamic_sampling(batch: Batch) -> Bool[np.ndarray, "n"]:
     """Keep groups whose rewards are not all equal. DAPO, 2503.14476, draws other prompts for the rest."""

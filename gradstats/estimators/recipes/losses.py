@@ -1,7 +1,8 @@
 r"""Losses of 2025 and 2026 as components, and :data:`LOSSES`, the recipes that use them.
 
 A loss is one component, the weight :math:`w_{i,t}` of the token score in the gradient of its surrogate, and one row.
-An entropy bonus has none: its gradient is a sum over the vocabulary, not a weighting of the sampled tokens' scores.
+Without a row are PIPO (2604.00860), which weights the completions of the step before by how much the mean reward has
+risen since, so that its gradient depends on two policies, and entropy bonuses (the component ``entropy_bonus``).
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from jaxtyping import Float
 
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import one_of
-from gradstats.estimators.ratios import exponential
+from gradstats.estimators.ratios import exponential, log_mismatch, log_staleness
 from gradstats.estimators.recipes.components import component, differing_groups
-from gradstats.estimators.recipes.ratio import token_clip
+from gradstats.estimators.recipes.ratio import at_level, mask_tokens, token_clip, truncate_tokens
 
 
 @component("ratio", "token_ratio", skip=3, level="token", signed=False)
@@ -31,6 +32,7 @@ def soft_gate(
     batch: Batch,
     tau_pos: float = 1.0,
     tau_neg: float = 1.05,
+    level: str = "token",
 ) -> Float[np.ndarray, "n t"]:
     r"""SAPO, 2511.20347: :math:`w = 4σ(1-σ)ρA` with :math:`σ = σ(τ(ρ-1))`, the gradient of :math:`\frac4τ σ(τ(ρ-1))A`.
 
@@ -39,13 +41,14 @@ def soft_gate(
     Args:
         tau_pos: τ where A > 0.
         tau_neg: τ where A ≤ 0.
+        level: as for ``clipped_weight``.
     """
-    ratio = exponential(log_ratio)
+    ratio = exponential(at_level(log_ratio, batch, level))
     gate = 1 / (1 + np.exp(-np.where(advantages > 0, tau_pos, tau_neg) * (ratio - 1)))
     return 4 * gate * (1 - gate) * ratio * advantages
 
 
-@component("ratio", "gamma_weight", skip=3)
+@component("ratio", "gamma_weight", skip=3, rules={"mismatch": one_of("whole", "truncate", "mask")})
 def gamma_weight(
     advantages: Float[np.ndarray, "n t"],
     log_ratio: Float[np.ndarray, "n t"],
@@ -54,6 +57,9 @@ def gamma_weight(
     lambda_pos: float = 3.0,
     k_neg: float = 3.0,
     lambda_neg: float = 2.0,
+    mismatch: str = "whole",
+    cap: float = 3.0,
+    low: float | None = None,
 ) -> Float[np.ndarray, "n t"]:
     r"""VESPO, 2602.10693: :math:`w = φ(ρ_i)A`, :math:`φ(ρ) = ρ^k e^{λ(1-ρ)}`, of the whole completion's ratio.
 
@@ -64,8 +70,18 @@ def gamma_weight(
         lambda_pos: λ where A ≥ 0.
         k_neg: k where A < 0.
         lambda_neg: λ where A < 0.
+        mismatch: what each token's π_prox/π_old is before the product: as it is ("whole"), or with TRL's
+            ``token_truncate`` and ``token_mask`` truncated to the bounds ("truncate"), or 1e-8 outside them ("mask").
+        cap: the greatest mismatch of a token.
+        low: the least; none by default.
     """
-    log_sequence = np.clip(log_ratio.sum(axis=1, keepdims=True), np.log(1e-8), 20.0)  # TRL's bounds
+    least, greatest = np.log(1e-8), 20.0  # TRL's bounds
+    if mismatch != "whole":
+        correct = truncate_tokens(cap=cap, low=low) if mismatch == "truncate" else mask_tokens(low=low, high=cap)
+        drift = np.clip(log_staleness(batch), -greatest, greatest)
+        corrected = correct(log_mismatch(batch), batch)
+        log_ratio = drift + np.clip(np.log(np.maximum(corrected, 1e-300)), least, greatest)
+    log_sequence = np.clip(log_ratio.sum(axis=1, keepdims=True), least, greatest)
     k = np.where(advantages >= 0, k_pos, k_neg)
     lam = np.where(advantages >= 0, lambda_pos, lambda_neg)
     return np.exp(k * log_sequence + lam * (1 - np.exp(log_sequence))) * advantages
@@ -94,6 +110,7 @@ def root_length_clip(
     r"""FSPO, 2509.09177: :math:`w = ρ_iA`, and 0 where :math:`\pm\log ρ_i > c\sqrt{T_i}` in the direction of A.
 
     log ρ_i of the whole completion spreads as √T, so that the share that is clipped does not depend on the length.
+    The paper's first version shifts the band by a drift, which the third, as here, leaves out.
 
     Args:
         width: c.
@@ -160,8 +177,8 @@ def second_moment_clip(
 
     Args:
         threshold: τ.
-        signs: count and drop only the tokens that PPO would clip, A > 0 with ρ > 1 and A < 0 with ρ < 1, as in the
-            paper; ``False`` takes all, as in AReaL.
+        signs: count and drop only the tokens that PPO would clip, A > 0 with ρ > 1 and A < 0 with ρ < 1, which is
+            assumed of the paper; ``False`` takes all, as AReaL's code does, which also keeps PPO's clip.
     """
     counted = batch.mask & ((advantages * log_ratio > 0) | (not signs))
     squares = np.sort(log_ratio[counted] ** 2)
@@ -287,12 +304,11 @@ def linear_length(batch: Batch, beta: float, max: float) -> Float[np.ndarray, "n
 def relative_length(batch: Batch, beta: float) -> Float[np.ndarray, "n"]:
     r"""GR³, 2603.10535: the reward becomes :math:`R_i/(1 + α T_i/\bar T)`, with the mean length of the group.
 
-    The multiplicative rescaling by group is the paper's; this form of it is taken from notes, and the paper's
-    calibration by advantages is left out. Returned is the difference to R. A reward of 0 is left alone, unlike under
-    an additive price.
+    prime-rl's ``length_shaping="gr3"`` is the same; the paper's calibration of α by advantages is left out. Returned is
+    the difference to R. A reward of 0 is left alone, unlike under an additive price.
 
     Args:
-        beta: α.
+        beta: α, 0.33 in prime-rl.
     """
     mean = np.bincount(batch.group_index, weights=batch.lengths) / batch.group_sizes
     return batch.rewards / (1 + beta * batch.lengths / np.maximum(mean, 1e-12)[batch.group_index]) - batch.rewards

@@ -22,6 +22,13 @@ from gradstats.estimators.recipes.components import LARGEST_LOG_WEIGHT, componen
 _AT_MOST_1_OR_NONE = (lambda value: value is None or AT_MOST_1[0](value), f"None or {AT_MOST_1[1]}")
 
 
+def at_level(log_ratio: Float[np.ndarray, "n t"], batch: Batch, level: str) -> Float[np.ndarray, "n t"]:
+    r"""Return log ρ_t, or at the level "sequence" GSPO's log s_i, its mean over the completion, at every token."""
+    if level == "token":
+        return log_ratio
+    return np.where(batch.mask, log_ratio.sum(axis=1, keepdims=True) / np.maximum(batch.lengths, 1)[:, None], 0.0)
+
+
 @component("ratio", "token_clip", skip=3, level="token")
 def token_clip(
     advantages: Float[np.ndarray, "n t"],
@@ -71,7 +78,7 @@ def sequence_clip(
         eps_low: sequences with A < 0 are clipped below 1 − ε_low.
         eps_high: sequences with A > 0 are clipped above 1 + ε_high.
     """
-    ratio = exponential(log_ratio.sum(axis=1) / np.maximum(batch.lengths, 1))[:, None]
+    ratio = exponential(at_level(log_ratio, batch, "sequence"))
     clipped = np.where(advantages > 0, ratio > 1 + eps_high, ratio < 1 - eps_low)
     return np.where(clipped, 0.0, ratio * advantages)
 
@@ -157,6 +164,7 @@ def clipped_weight(
     convention: str = "verl",
     eps_low: float = 0.2,
     eps_high: float | None = None,
+    level: str = "token",
 ) -> Float[np.ndarray, "n t"]:
     r"""CISPO, 2506.13585: w = stop-grad(clip(ρ))·A, so that no token is dropped.
 
@@ -167,8 +175,10 @@ def clipped_weight(
         convention: "verl" clamps ρ to [1−ε_low, 1+ε_high]; "trl" takes min(ρ, ε_high), an absolute cap.
         eps_low: ε_low, used by "verl" only.
         eps_high: ε_high; by default 0.2 for "verl" and 5 for "trl".
+        level: "sequence" takes :math:`s_i`, GSPO's mean over the completion, in place of ρ, as TRL's
+            ``importance_sampling_level``.
     """
-    ratio = exponential(log_ratio)
+    ratio = exponential(at_level(log_ratio, batch, level))
     if convention == "trl":
         return np.minimum(ratio, 5.0 if eps_high is None else eps_high) * advantages
     return np.clip(ratio, 1 - eps_low, 1 + (0.2 if eps_high is None else eps_high)) * advantages
@@ -190,7 +200,11 @@ def log_ratio_penalty(
 
 @component("correction", "truncate_tokens", skip=2, level="token", of_ratios=True)
 def truncate_tokens(
-    log_mismatch: Float[np.ndarray, "n t"], batch: Batch, cap: float = 2.0, low: float | None = None
+    log_mismatch: Float[np.ndarray, "n t"],
+    batch: Batch,
+    cap: float = 2.0,
+    low: float | None = None,
+    averaged: bool = False,
 ) -> Float[np.ndarray, "n t"]:
     r"""Return min(ρ_t, C): truncated importance sampling of tokens (TIS).
 
@@ -200,8 +214,16 @@ def truncate_tokens(
     Args:
         cap: C, the greatest weight (2 to 5 in use).
         low: the least weight, as in TRL; none by default.
+        averaged: give every token the mean over its completion, as TRL's loss does beside ratios of sequences.
     """
-    return np.exp(np.clip(log_mismatch, _log_or_none(low), np.log(cap)))
+    return _averaged(np.exp(np.clip(log_mismatch, _log_or_none(low), np.log(cap))), batch, averaged)
+
+
+def _averaged(weights: Float[np.ndarray, "n t"], batch: Batch, averaged: bool) -> Float[np.ndarray, "n t"]:
+    if not averaged:
+        return weights
+    mean = np.where(batch.mask, weights, 0.0).sum(axis=1) / np.maximum(batch.lengths, 1)
+    return np.where(batch.mask, mean[:, None], 0.0)
 
 
 @component("correction", "truncate_completions", skip=2, of_ratios=True)
@@ -229,7 +251,11 @@ def truncate_completions(
     rules={"low": _AT_MOST_1_OR_NONE, "high": AT_LEAST_1},
 )
 def mask_tokens(
-    log_mismatch: Float[np.ndarray, "n t"], batch: Batch, low: float | None = 0.5, high: float = 5.0
+    log_mismatch: Float[np.ndarray, "n t"],
+    batch: Batch,
+    low: float | None = 0.5,
+    high: float = 5.0,
+    averaged: bool = False,
 ) -> Float[np.ndarray, "n t"]:
     r"""Return ρ_t within a band and 0 outside: IcePop (Ring-1T, 2510.18855; INTELLECT-3, 2512.16144, equation 1).
 
@@ -239,8 +265,9 @@ def mask_tokens(
     Args:
         low: the least ratio that is kept; None for no bound.
         high: the greatest.
+        averaged: as for ``truncate_tokens``.
     """
-    return _within_band(log_mismatch, low, high)
+    return _averaged(_within_band(log_mismatch, low, high), batch, averaged)
 
 
 @component("correction", "mask_completions", skip=2, of_ratios=True, rules={"low": AT_MOST_1, "high": AT_LEAST_1})

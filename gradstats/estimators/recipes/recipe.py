@@ -104,7 +104,8 @@ class Recipe:
     def of_advantages(self) -> dict[Kind, Component]:
         """The components beside the baseline that enter :meth:`advantages`, by kind."""
         used: dict[Kind, Component] = {"scale": self.scale, "reward": self.reward, "kl": self.kl}
-        return {kind: one for kind, one in used.items() if one.name not in ("none", "in_loss", "to_sampler")}
+        # A KL term that varies along a completion is one of the loss.
+        return {kind: one for kind, one in used.items() if one.name != "none" and one.definition.level == "sequence"}
 
     @property
     def parameters(self) -> dict[str, str]:

@@ -30,7 +30,7 @@ def trl(
     use_bias_correction_kl: bool = True,
     importance_sampling_level: str = "token",
     vllm_importance_sampling_correction: bool = True,
-    vllm_importance_sampling_mode: str = "sequence_mask",
+    vllm_importance_sampling_mode: str | None = None,
     vllm_importance_sampling_clip_max: float = 3.0,
     vllm_importance_sampling_clip_min: float | None = None,
     off_policy_mask_threshold: float | None = None,
@@ -47,14 +47,18 @@ def trl(
 ) -> Parts:
     """Return the parts of TRL's loss, as with vLLM: without it set ``vllm_importance_sampling_correction=False``.
 
-    ``num_generations`` is the group size. ``vespo`` takes the ratio to the sampler into its own weight; that TRL first
-    truncates or masks it at ``vllm_importance_sampling_clip_max`` is left out, where φ is small.
+    ``num_generations`` is the group size. The mode of importance sampling is ``sequence_mask`` by default, which TRL
+    refuses with ``vespo``: there it is ``token_truncate``.
     """
     high = epsilon if epsilon_high is None else epsilon_high
     by_sequence = _choose("importance_sampling_level", importance_sampling_level, {"token": False, "sequence": True})
     clipped = loss_type not in ("cispo", "sapo", "vespo")
-    if by_sequence and not clipped:
-        raise ValueError(f"importance_sampling_level='sequence' is not known for {loss_type}: use 'token'")
+    mode = vllm_importance_sampling_mode or ("token_truncate" if loss_type == "vespo" else "sequence_mask")
+    correction, bound = _choose("vllm_importance_sampling_mode", mode, _TRL_CORRECTIONS)
+    bounds: dict[str, float | None] = {
+        bound: vllm_importance_sampling_clip_max,
+        "low": vllm_importance_sampling_clip_min,
+    }
     if (delta is not None or off_policy_mask_threshold is not None) and (by_sequence or not clipped):
         raise ValueError("delta and off_policy_mask_threshold are known for clipped ratios of tokens: leave them out")
     if beta and (top_entropy_quantile < 1 or (by_sequence and use_bias_correction_kl)):
@@ -62,17 +66,28 @@ def trl(
             "beta is not known with top_entropy_quantile or bias-corrected ratios of sequences: set it to 0, or "
             "use_bias_correction_kl=False"
         )
-    if by_sequence:
-        ratio = get_component("ratio", "sequence_clip", eps_low=epsilon, eps_high=high)
-    elif loss_type == "cispo":
-        ratio = get_component("ratio", "clipped_weight", convention="trl", eps_high=high)
+    if loss_type == "cispo":
+        ratio = get_component(
+            "ratio", "clipped_weight", convention="trl", eps_high=high, level=importance_sampling_level
+        )
     elif loss_type == "sapo":
-        ratio = get_component("ratio", "soft_gate", tau_pos=sapo_temperature_pos, tau_neg=sapo_temperature_neg)
+        ratio = get_component(
+            "ratio", "soft_gate", tau_pos=sapo_temperature_pos, tau_neg=sapo_temperature_neg,
+            level=importance_sampling_level,
+        )  # fmt: skip
     elif loss_type == "vespo":
+        if not mode.startswith("token"):
+            raise ValueError(
+                f"vllm_importance_sampling_mode={mode!r} is refused by TRL for vespo: use 'token_truncate' or "
+                "'token_mask'"
+            )
+        within = {"mismatch": mode.removeprefix("token_"), "cap": bounds[bound], "low": bounds["low"]}
         ratio = get_component(
             "ratio", "gamma_weight", k_pos=vespo_k_pos, lambda_pos=vespo_lambda_pos, k_neg=vespo_k_neg,
-            lambda_neg=vespo_lambda_neg,
+            lambda_neg=vespo_lambda_neg, **(within if vllm_importance_sampling_correction else {}),
         )  # fmt: skip
+    elif by_sequence:
+        ratio = get_component("ratio", "sequence_clip", eps_low=epsilon, eps_high=high)
     else:
         # min(min(ρ, δ)A, clip(ρ)A): δ bounds ρ above for A < 0, and for A > 0 where it is below 1 + ε.
         upper = high if delta is None else min(high, delta - 1)
@@ -98,14 +113,10 @@ def trl(
         kind = "kind=k2" if use_bias_correction_kl else "kind=k3"
         parts["kl"] = get_component("kl", f"in_loss({kind})", beta=beta)
     if vllm_importance_sampling_correction and loss_type != "vespo":
-        greatest, least = vllm_importance_sampling_clip_max, vllm_importance_sampling_clip_min
-        name, bound = _choose("vllm_importance_sampling_mode", vllm_importance_sampling_mode, _TRL_CORRECTIONS)
-        if by_sequence and name.endswith("tokens"):  # TRL then gives every token their mean over the completion
-            raise ValueError(
-                f"vllm_importance_sampling_mode={vllm_importance_sampling_mode!r} is not known with ratios of "
-                "sequences: use 'sequence_mask' or 'sequence_truncate'"
-            )
-        parts["correction"] = get_component("correction", name, **{bound: greatest, "low": least})
+        # A loss of one number for each completion is multiplied by the weights of its tokens, and summed over them.
+        if by_sequence and loss_type != "cispo" and correction.endswith("tokens"):
+            bounds["averaged"] = True
+        parts["correction"] = get_component("correction", correction, **bounds)
     if mask_truncated_completions:
         parts["filter"] = "mask_truncated"
     if top_entropy_quantile < 1:
@@ -124,6 +135,8 @@ def verl(
     norm_adv_by_std_in_grpo: bool = True,
     gamma: float = 1.0,
     lam: float = 1.0,
+    gdpo_reward_keys: str = "reward",
+    gdpo_reward_weights: str | None = None,
     loss_mode: str = "vanilla",
     loss_agg_mode: str = "token-mean",
     loss_scale_factor: float | None = None,
@@ -145,19 +158,21 @@ def verl(
     use_kl_in_reward: bool = False,
     kl_coef: float = 0.001,
     kl_penalty: str = "kl",
+    entropy_coeff: float = 0.0,
     rollout_is: str | None = None,
     rollout_is_threshold: float = 2.0,
     filter_groups: bool = False,
 ) -> Parts:
     """Return the parts of verl's loss. ``clip_ratio`` counts where ``clip_ratio_low`` and ``_high`` are None alone.
 
-    ``token-sum`` is ``sequence_sum`` here: times the batch's completions, the same relative noise.
+    ``token-sum`` is ``sequence_sum`` here: times the batch's completions, the same relative noise. Keys and weights of
+    ``gdpo`` are separated by commas, as in ``gdpo_reward_keys='accuracy, format'``; ``reward`` is the reward itself.
     """
     low = clip_ratio if clip_ratio_low is None else clip_ratio_low
     high = clip_ratio if clip_ratio_high is None else clip_ratio_high
-    parts: Parts = {
-        "advantage": _choose("adv_estimator", adv_estimator, _verl_advantages(norm_adv_by_std_in_grpo, gamma, lam)),
-    }
+    columns = _weighted_columns(gdpo_reward_keys, gdpo_reward_weights)
+    advantages = _verl_advantages(norm_adv_by_std_in_grpo, gamma, lam, columns)
+    parts: Parts = {"advantage": _choose("adv_estimator", adv_estimator, advantages)}
     if adv_estimator in ("grpo", "grpo_vectorized") and norm_adv_by_std_in_grpo:
         parts["scale"] = "group_std"
     if adv_estimator == "gpg":
@@ -198,6 +213,10 @@ def verl(
             raise ValueError("use_kl_in_reward is not known beside another KL term: leave one of them out")
         kind = _choose("kl_penalty", kl_penalty, _VERL_KL)
         parts["kl"] = get_component("kl", "in_reward", beta=kl_coef, kind=kind)
+    if entropy_coeff:
+        if "kl" in parts:
+            raise ValueError("entropy_coeff is not known beside a KL term: leave one of them out")
+        parts["kl"] = get_component("kl", "entropy_bonus", beta=entropy_coeff)
     levels = {None: None, "token": "truncate_tokens", "sequence": "truncate_completions"}
     if name := _choose("rollout_is", rollout_is, levels):
         parts["correction"] = get_component("correction", name, cap=rollout_is_threshold)
@@ -209,13 +228,23 @@ def verl(
 _VERL_KL = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 
 
-def _verl_advantages(normalized: bool, gamma: float, lam: float) -> dict[object, Estimator]:
+def _weighted_columns(keys: str, weights: str | None) -> str:
+    """Return verl's lists of rewards and weights as GDPO here has them: "accuracy=1, format=0.5"."""
+    names = [name.strip() for name in keys.split(",")]
+    values = ["1"] * len(names) if weights is None else [value.strip() for value in weights.split(",")]
+    if len(values) != len(names):
+        raise ValueError(f"gdpo_reward_weights={weights!r} must have a weight for each of gdpo_reward_keys={keys!r}")
+    return ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
+
+
+def _verl_advantages(normalized: bool, gamma: float, lam: float, columns: str) -> dict[object, Estimator]:
     """Return verl's estimators of advantages; a group of one keeps its reward in all but rloo_vectorized."""
     mean = {"singleton": "reward"}
     table: dict[object, tuple[str, dict[str, Any]]] = {
         "gae": ("gae", {"gamma": gamma, "lam": lam, "whiten": True}),
         "grpo": ("group_mean", mean),
         "grpo_vectorized": ("group_mean", mean),
+        "gdpo": ("gdpo", {"columns": columns, "convention": "verl"} | mean),
         "grpo_passk": ("pass_at_k", {"normalize": normalized}),
         "reinforce_plus_plus": ("reinforce_pp", {"gamma": gamma}),
         "reinforce_plus_plus_baseline": ("reinforce_pp_baseline", mean),
@@ -244,7 +273,7 @@ TRAINERS: dict[str, tuple[Callable[..., Parts], tuple[str, ...], dict[str, str]]
         ("dapo", "bnpo", "dr_grpo", "grpo", "cispo", "sapo", "luspo", "vespo"),
         {"dapo": "TRL by default"},
     ),
-    "verl": (verl, tuple(map(str, _verl_advantages(True, 1.0, 1.0))), {"gae": "verl by default"}),
+    "verl": (verl, tuple(map(str, _verl_advantages(True, 1.0, 1.0, "reward"))), {"gae": "verl by default"}),
 }
 
 

@@ -82,7 +82,9 @@ def certify(subjects: Sequence[Subject]) -> Iterator[Row]:
     for subject in subjects:
         try:
             yield _certified(subject, catalogues)
-        except Exception as error:  # of the trainer's code
+        except Exception as error:
+            if not subject.raised(error):
+                raise
             yield Row(subject.name, subject.sampler, error=f"{type(error).__name__}: {error}")
 
 
@@ -124,7 +126,9 @@ def _tried(check: Invariance, subject: Subject, batch: Completions) -> float:
     """Return a deviation; infinity where the trainer refuses."""
     try:
         return check(subject, batch)
-    except Exception:
+    except Exception as error:
+        if not subject.raised(error):
+            raise
         return float("inf")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -24,6 +25,7 @@ class Subject:
         contiguous: whether groups are runs of rows, and not known by their names.
         has_kl: whether the loss has a KL term.
         expected: the label that this setting should equal, in the trainer's own words; "" for none.
+        code: the modules and packages whose errors are the trainer's.
     """
 
     setting: Mapping[str, str]
@@ -32,6 +34,7 @@ class Subject:
     contiguous: bool = False
     has_kl: bool = False
     expected: str = ""
+    code: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -56,6 +59,16 @@ class Subject:
     def gradient(self, batch: Completions) -> Tensor:
         """Return the weights of a whole batch."""
         return self.weights(batch, self.advantages(batch))
+
+    def raised(self, error: Exception) -> bool:
+        """Return whether the trainer's code raised an error, or made a call in it fail, and not this package's."""
+        for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+            module = frame.f_globals.get("__name__", "")
+            if any(f"{module}.".startswith(f"{name}.") for name in self.code):
+                return True
+            if module.startswith("gradstats."):
+                return False
+        return False
 
 
 class Invariance(Protocol):

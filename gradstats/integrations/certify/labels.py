@@ -40,6 +40,17 @@ def label_weights(batches: Batches, estimator: Weighting, numbers: Int[np.ndarra
     return together.reshape(len(numbers), batches.rows.shape[1], -1)
 
 
+def known(name: str, parameters: Mapping[str, object]) -> str:
+    """Return the label of a trainer's setting, "" where no recipe stands for it."""
+    values = ", ".join(f"{parameter}={value}" for parameter, value in parameters.items())
+    label = f"{name}({values})" if values else name
+    try:
+        get(label)
+    except (KeyError, ValueError):
+        return ""
+    return label
+
+
 @dataclass(frozen=True)
 class Catalogue:
     """The weights of all labels on the batches of a sampler.
@@ -70,12 +81,8 @@ class Catalogue:
             weights: those of a trainer.
             expected: the label that is tried first, if any.
         """
-        if (
-            expected
-            and weights.any()
-            and np.abs(weights - self._everywhere(expected)).max() <= (_EQUAL * np.abs(weights).max())
-        ):
-            return expected, 1.0, 1.0
+        if expected and (factor := self._factor(weights, expected)) is not None:
+            return expected, factor, 1.0
         labels, units, sizes = self._tried
         wanted = weights[self._probes].reshape(-1)
         size = float(np.linalg.norm(wanted))
@@ -85,12 +92,24 @@ class Catalogue:
         alike = [int(at) for at in np.flatnonzero(cosines > 1 - _ALIKE)]
         alike.sort(key=lambda at: (abs(size / sizes[at] - 1) > _ALIKE, at))  # the simplest come first
         for at in [*alike[:_N_VERIFIED], int(cosines.argmax())]:
-            other = self._everywhere(labels[at])
-            factor = float((weights * other).sum() / (other * other).sum())
-            if np.abs(weights - factor * other).max() <= _EQUAL * np.abs(weights).max():
+            if (factor := self._factor(weights, labels[at])) is not None:
                 return labels[at], factor, 1.0
-        likeness = (weights * other).sum() / np.linalg.norm(weights) / np.linalg.norm(other)
-        return labels[at], factor, min(float(likeness), 1 - _EQUAL)
+        compared = [(*self._projected(weights, label), label) for label in (labels[at], expected) if label]
+        likeness, factor, label = max(compared, key=lambda one: one[0])
+        return label, factor, min(likeness, 1 - _EQUAL)
+
+    def _projected(self, weights: Float[np.ndarray, "m b t"], label: str) -> tuple[float, float]:
+        """Return the cosine of weights with those of a label, and their coefficient on them; 0 where one has none."""
+        other = self._everywhere(label)
+        product, size, length = float((weights * other).sum()), float((other * other).sum()), np.linalg.norm(weights)
+        return (float(product / size**0.5 / length), product / size) if size and length else (0.0, 0.0)
+
+    def _factor(self, weights: Float[np.ndarray, "m b t"], label: str) -> float | None:
+        """Return c where the weights are c times those of a label, 1 where it is 1 to rounding; else None."""
+        _, factor = self._projected(weights, label)
+        factor = 1.0 if abs(factor - 1.0) <= _EQUAL else factor
+        left = np.abs(weights - factor * self._everywhere(label)).max()
+        return factor if weights.any() and left <= _EQUAL * np.abs(weights).max() else None
 
     @property
     def _probes(self) -> Int[np.ndarray, "p"]:

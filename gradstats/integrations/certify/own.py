@@ -94,7 +94,9 @@ class OwnFunction(Subject):
 
 
 def _described(value: object) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"a value of type {type(value).__name__}"
 
 
 def own_subjects(label: str) -> list[Subject]:
@@ -116,6 +118,7 @@ def own_subjects(label: str) -> list[Subject]:
         OwnFunction(
             setting={"function": label}, sampler=sampler, function=function, label=label, takes=tuple(ours),
             parameters=_PARAMETERS, has_kl="ref_logprobs" in ours,
+            code=(function.__module__, __name__, errors_of_own_code.__module__),  # which say what is wrong with it
         )
         for sampler in ("on-policy", "older")
     ]  # fmt: skip

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradstats.estimators.by_label import get
 from gradstats.integrations.certify.batches import Completions
 from gradstats.integrations.certify.invariances import Subject
+from gradstats.integrations.certify.labels import known
 
 _LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "cispo ε_high=5", "sapo", "luspo", "vespo")
 _SCALES, _LEVELS = ("group", "batch", "none"), ("token", "sequence")
@@ -214,17 +214,11 @@ def trl_subjects() -> list[Subject]:
         given |= {"max_completion_length": _MAX_LENGTH} if loss == "dr_grpo" else {}
         if mode == "off":
             given |= {"vllm_importance_sampling_correction": False}
-        elif mode != "sequence_mask":
+        else:
             given |= {"vllm_importance_sampling_mode": mode}
         given |= {"beta": beta} if kl else {}
         given |= {"use_bias_correction_kl": False} if kl == "k3" else {}
-        values = ", ".join(f"{name}={value}" for name, value in given.items())
-        text = f"trl:{loss.split()[0]}" + (f"({values})" if values else "")
-        try:
-            get(text)
-        except ValueError:
-            return ""
-        return text
+        return known(f"trl:{loss.split()[0]}", given)
 
     def add(loss: str, scale: str, level: str, mode: str, sampler: str, beta: float = 0.0, kl: str = "") -> None:
         given = {
@@ -239,6 +233,7 @@ def trl_subjects() -> list[Subject]:
         found.append(
             _Grpo(
                 setting=setting, sampler=sampler, parameters=_PARAMETERS, contiguous=True, trainer=trainer, given=given,
+                code=("trl",),
                 from_vllm=mode != "off", generated=generated, has_kl=bool(kl),
                 expected=label(loss, scale, level, mode, beta, kl),
             )
@@ -247,6 +242,8 @@ def trl_subjects() -> list[Subject]:
     for sampler, loss, scale, level in product(("on-policy", "older"), _LOSSES, _SCALES, _LEVELS):
         add(loss, scale, level, "off", sampler)
     for loss, scale, level, mode in product(_LOSSES, _SCALES, _LEVELS, _MODES):
+        if loss == "vespo" and mode.startswith("sequence"):  # TRL refuses them together
+            continue
         add(loss, scale, level, mode, "older")
     for sampler, level, kl in product(("on-policy", "older"), _LEVELS, ("ρ·k3", "k3")):
         add("grpo", "none", level, "off", sampler, beta=0.1, kl=kl)

@@ -24,10 +24,12 @@ from verl.workers.config import ActorConfig, PolicyLossConfig
 
 from gradstats.integrations.certify.batches import Completions
 from gradstats.integrations.certify.invariances import Subject
+from gradstats.integrations.certify.labels import known
 
 _AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 _KL_KINDS = ("kl", "abs", "mse", "low_var_kl", "kl+", "low_var_kl+")
 _OFF = "–"
+_KL_COEFFICIENT = _DRO_BETA = 0.1
 #: The losses with options of their own, behind their name.
 _BYPASS = {
     "bypass_mode reinforce token": ("reinforce", "token"),
@@ -97,7 +99,7 @@ class _Verl(Subject):
         return -total / processes
 
     def _policy_loss(self) -> PolicyLossConfig:
-        made = PolicyLossConfig(loss_mode=self.loss.split()[0], dro_beta=0.1)
+        made = PolicyLossConfig(loss_mode=self.loss.split()[0], dro_beta=_DRO_BETA)
         if self.loss in _BYPASS:
             kind, level = _BYPASS[self.loss]
             correction = replace(made.rollout_correction, loss_type=kind, rollout_is=level, bypass_mode=True)
@@ -122,7 +124,7 @@ class _Verl(Subject):
         )  # fmt: skip
         if self.kl != _OFF:
             term = kl_penalty(logprob=logprobs[rows], ref_logprob=batch.ref_logprobs[rows], kl_penalty=self.kl)
-            loss = loss + 0.1 * agg_loss(term, mask, self.aggregation, **config.global_batch_info)
+            loss = loss + _KL_COEFFICIENT * agg_loss(term, mask, self.aggregation, **config.global_batch_info)
         return loss
 
 
@@ -148,6 +150,17 @@ def verl_subjects() -> list[Subject]:
     chosen += [(plain, loss, _OFF, _OFF) for loss in losses]
     found: list[Subject] = []
 
+    def label(estimator: str, loss: str, correction: str, kl: str, aggregation: str) -> str:
+        """Return the label of a setting in verl's words; "" where no recipe stands for it."""
+        name, _, unscaled = estimator.partition(" ")
+        given: dict[str, object] = {"norm_adv_by_std_in_grpo": False} if unscaled else {}
+        given |= {"loss_mode": loss} if loss != "vanilla" else {}
+        given |= {"dro_beta": _DRO_BETA} if loss == "dro" else {}
+        given |= {"loss_agg_mode": aggregation} if aggregation != _AGGREGATIONS[0] else {}
+        given |= {"use_kl_loss": True, "kl_loss_coef": _KL_COEFFICIENT, "kl_loss_type": repr(kl)} if kl != _OFF else {}
+        given |= {"rollout_is": correction} if correction != _OFF else {}
+        return known(f"verl:{name}", given)
+
     def add(sampler: str, estimator: str, loss: str, correction: str, kl: str, aggregation: str) -> None:
         setting = {"adv_estimator": estimator, "loss_mode": loss, "loss_agg_mode": aggregation}
         setting |= {"rollout_is": correction} if correction != _OFF else {}
@@ -156,6 +169,7 @@ def verl_subjects() -> list[Subject]:
             _Verl(
                 setting=setting, sampler=sampler, parameters=_PARAMETERS, estimator=estimator, loss=loss,
                 aggregation=aggregation, correction=correction, kl=kl, has_kl=kl != _OFF,
+                expected=label(estimator, loss, correction, kl, aggregation), code=("verl",),
             )
         )  # fmt: skip
 

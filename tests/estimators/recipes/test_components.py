@@ -23,6 +23,7 @@ from gradstats.estimators.recipes.components import (
     parameter_names,
 )
 from gradstats.estimators.recipes.ratio import token_clip
+from gradstats.reference.enumerated import EnumeratedPolicy
 
 
 def test_a_label_gives_the_component_with_its_parameters():
@@ -42,9 +43,26 @@ def test_a_component_acts_on_its_data_with_its_parameters():
 
 
 def test_the_parameters_of_a_component_are_those_after_its_data():
-    assert parameter_names("ratio", "clipped_weight") == {"convention": False, "eps_low": False, "eps_high": False}
+    assert parameter_names("correction", "mask_completions") == {"high": False, "low": False}
     assert parameter_names("ratio", "log_ratio_penalty") == {"tau": True}
     assert parameter_names("filter", "none") == {}
+
+
+@pytest.mark.parametrize("drift", [None, 0.4])
+def test_the_entropy_bonus_has_the_gradient_of_the_entropy_in_expectation(drift):
+    """Against central differences of the entropy of the first token."""
+
+    def policy(theta, old_theta=None):
+        return EnumeratedPolicy(
+            vocabulary=4, max_length=1, dimension=3, reward=lambda *_: 0.0, theta=theta, old_theta=old_theta
+        )
+
+    theta, step = np.array([0.4, -0.3, 0.2]), 1e-5
+    ends = [[policy(theta + sign * side).entropy[0, 0] for sign in (1, -1)] for side in step * np.eye(3)]
+    slope = np.array([(above - below) / (2 * step) for above, below in ends])
+    drawn = policy(theta, None if drift is None else theta - drift)
+    found = drawn.moments(Recipe("reinforce", kl="entropy_bonus(beta=0.5)"), 1).mean
+    assert_allclose(found, 0.5 * slope, atol=1e-9)
 
 
 def test_every_kind_has_a_component_that_does_nothing_but_aggregation():

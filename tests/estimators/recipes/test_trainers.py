@@ -40,7 +40,21 @@ from gradstats.estimators.recipes.trainers import labels
             "group_mean · group_std(eps=0.0001) · clipped_weight(convention=trl, eps_high=0.2) · "
             "truncate_completions(cap=3) · token_mean(scope=batch)",
         ),
-        ("trl:vespo", "group_mean · group_std(eps=0.0001) · gamma_weight · token_mean(scope=batch)"),
+        # TRL refuses vespo with its default, sequence_mask
+        (
+            "trl:vespo",
+            "group_mean · group_std(eps=0.0001) · gamma_weight(mismatch=truncate) · token_mean(scope=batch)",
+        ),
+        (
+            "trl:sapo(scale_rewards=none, importance_sampling_level=sequence, "
+            "vllm_importance_sampling_mode=token_mask)",
+            "group_mean · soft_gate(level=sequence) · mask_tokens(low=None, high=3, averaged=True) · sequence_mean",
+        ),
+        (
+            "verl:gdpo(gdpo_reward_keys='accuracy, format', gdpo_reward_weights='1, 0.5', entropy_coeff=0.01)",
+            "gdpo(columns='accuracy=1, format=0.5', convention=verl, singleton=reward) · token_clip(dual_clip=3) · "
+            "token_mean(scope=batch) · entropy_bonus(beta=0.01)",
+        ),
         ("verl:gae", "gae(whiten=True) · token_clip(dual_clip=3) · token_mean(scope=batch)"),
         (
             "verl:grpo(loss_agg_mode=seq-mean-token-sum-norm, loss_scale_factor=8, norm_adv_by_std_in_grpo=False, "
@@ -95,12 +109,9 @@ def test_every_name_is_a_label_wherever_one_is(label: str):
         ("verl:grpo(loss_mode=bypass_mode)", ValueError, "loss_mode must be 'vanilla'"),
         ("verl:grpo(loss_mode=dro)", ValueError, "dro needs a value for dro_beta"),
         ("verl:grpo(use_kl_loss=True, use_kl_in_reward=True)", ValueError, "not known beside another KL term"),
-        ("trl:cispo(importance_sampling_level=sequence)", ValueError, "'sequence' is not known for cispo: use 'token'"),
-        (
-            "trl:grpo(importance_sampling_level=sequence, vllm_importance_sampling_mode=token_mask)",
-            ValueError,
-            "'token_mask' is not known with ratios of sequences: use 'sequence_mask'",
-        ),
+        ("verl:grpo(use_kl_loss=True, entropy_coeff=0.1)", ValueError, "entropy_coeff is not known beside a KL term"),
+        ("verl:gdpo(gdpo_reward_weights='1, 2')", ValueError, "must have a weight for each of gdpo_reward_keys='rew"),
+        ("trl:vespo(vllm_importance_sampling_mode=sequence_mask)", ValueError, "is refused by TRL for vespo: use"),
         ("trl:sapo(delta=3)", ValueError, "known for clipped ratios of tokens: leave them out"),
         ("trl:dapo(beta=1, top_entropy_quantile=0.5)", ValueError, "beta is not known with top_entropy_quantile"),
         ("trl:dapo(epsilon=-1)", ValueError, r"^trl:dapo\(epsilon=-1\): ratio token_clip: eps_low must be"),

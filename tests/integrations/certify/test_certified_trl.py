@@ -38,7 +38,8 @@ def test_every_setting_is_listed(subjects):
     assert {name.split(", ")[0].split()[0] for name, _ in subjects} >= {
         "grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo",
     }  # fmt: skip
-    assert len(subjects) == 9 * 3 * 2 * (2 + 4) + 8
+    # TRL refuses vespo with two of the modes
+    assert len(subjects) == 9 * 3 * 2 * (2 + 4) + 8 - 3 * 2 * 2
 
 
 @pytest.mark.parametrize("setting", EQUAL)
@@ -59,8 +60,8 @@ def test_cispo_with_the_default_bound_multiplies_every_ratio_to_at_most_a_fifth(
 
 def test_settings_have_the_weights_of_their_label_in_words_of_trl(subjects):
     """Of one loss or more for each loss type, correction, unit of the advantage, level of ratios and KL term."""
-    known = [one for one in subjects.values() if one.expected and not one.name.startswith("vespo")]
-    assert len(known) > 200
+    known = [one for one in subjects.values() if one.expected]
+    assert [name for (name, _), one in subjects.items() if not one.expected] == ["grpo, none, sequence, off, ρ·k3"] * 2
     for subject in known[::5]:
         batches, numbers = Batches.of(subject.sampler), np.array([57, 260])
         found = np.stack([subject.gradient(batches.completions(number)).numpy() for number in numbers])

@@ -12,6 +12,7 @@ from gradstats.cli.commands import dispatch
 from gradstats.estimators import get
 from gradstats.integrations.certify.batches import Batches
 from gradstats.integrations.certify.exact import Row, certify, worst_first
+from gradstats.integrations.certify.invariances import Subject
 from gradstats.integrations.certify.labels import Catalogue, label_weights
 from gradstats.integrations.certify.own import own_subjects
 
@@ -96,7 +97,7 @@ WRONG = {
     "def f(): return 0": "takes nothing that is known",
     "def f(rewards): return rewards[:2]": r"returned a tensor of shape \(2,\): an advantage function returns a tensor",
     "def f(advantages, logprobs): return logprobs": "a loss function returns one number, with a gradient",
-    "def f(advantages, logprobs): return 1.0": "returned a float: a loss function returns one number",
+    "def f(advantages, logprobs): return 1.0": "returned a value of type float: a loss function returns one number",
     "def f(rewards): return {}['a']": r"fails in its own code, .*, line 6: KeyError",
 }
 
@@ -107,6 +108,21 @@ def test_functions_that_do_not_fit_are_refused(tmp_path):
     for at, message in enumerate(WRONG.values()):
         with pytest.raises((TypeError, ValueError), match=message):
             own_subjects(f"{file}:f{at}")
+
+
+@pytest.mark.parametrize("code", [("json",), ()])
+def test_errors_of_the_code_that_is_certified_are_told_from_our_own(code):
+    class Failing(Subject):
+        def advantages(self, batch):
+            return json.loads("not JSON")  # stands for a trainer's code
+
+    subject = Failing(setting={"function": "failing"}, code=code)
+    if code:
+        (row,) = certify([subject])
+        assert "JSONDecodeError" in row.error
+    else:
+        with pytest.raises(json.JSONDecodeError):
+            list(certify([subject]))
 
 
 def test_names_that_cannot_be_certified_are_refused(monkeypatch):
@@ -160,6 +176,7 @@ def test_an_expected_label_is_named_where_its_weights_are_equal():
     weights = label_weights(batches, get("grpo(eps=0.0001)"), np.arange(len(batches.rows)))
     label = "trl:luspo(vllm_importance_sampling_correction=False)"
     assert catalogue.nearest(weights, label) == (label, 1.0, 1.0)
+    assert catalogue.nearest(6 * weights, label) == (label, pytest.approx(6.0), 1.0)
     assert catalogue.nearest(weights, "rloo")[0] != "rloo"
 
 
