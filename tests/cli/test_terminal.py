@@ -16,7 +16,6 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from command_line import run
 from rich.console import Console
 from rich.table import Table
 
@@ -293,9 +292,8 @@ def test_every_command_that_answers_has_the_option():
 
 
 @pytest.mark.parametrize("what", ["estimators", "terms", "quantities", "experiments", "rewards"])
-def test_a_list_is_rows(monkeypatch, capsys, what):
-    code, out, _ = run(monkeypatch, capsys, "list", what, "--json")
-    assert code == 0
+def test_a_list_is_rows(answered, what):
+    out = answered("list", what, "--json")
     assert len(json.loads(out)["rows"]) > 2
     assert len(json.loads(out)["rows"][0]) > 1
 
@@ -307,10 +305,9 @@ def test_a_list_is_rows(monkeypatch, capsys, what):
         ("ask", "SOURCE", "allocation", "rloo", "--tokens", 1000),
     ],
 )
-def test_a_table_is_rows_also_where_it_is_written(monkeypatch, capsys, tmp_path, measured, words):
+def test_a_table_is_rows_also_where_it_is_written(answered, tmp_path, measured, words):
     words = [measured if word == "SOURCE" else word for word in words]
-    code, out, _ = run(monkeypatch, capsys, *words, "--json", "--out", tmp_path / "table.csv")
-    assert code == 0
+    out = answered(*words, "--json", "--out", tmp_path / "table.csv")
     answer = json.loads(out)
     assert all(len(rows) > 0 for name, rows in answer.items() if name in ("rows", "ratios"))
     assert (tmp_path / "table.csv").is_file()
