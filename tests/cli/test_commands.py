@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 
-import matplotlib as mpl
 import pytest
 from command_line import run
 
@@ -19,8 +18,6 @@ from gradstats.cli.commands import COMMANDS, GROUPS, unexpected
 from gradstats.cli.options import REGISTRY, without_markup
 from gradstats.config.sections import SamplingSection
 from gradstats.rewards import REWARDS
-
-mpl.use("Agg")
 
 #: Options of a command that help shows before the advanced ones, ``--help`` included, at most.
 FEW = 14

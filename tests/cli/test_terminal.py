@@ -224,25 +224,6 @@ def test_the_verdict_of_a_check(monkeypatch, capsys, verdicts, passed, where, se
     assert "embedded on cpu: relative differences of ‖S‖²" in captured.out
 
 
-def test_lists_have_a_row_for_each_name(printed):
-    from gradstats import estimators
-    from gradstats.rewards.registry import REWARDS
-
-    for what, names in (("estimators", estimators.names()), ("rewards", REWARDS), ("data", ["gloeckle2026"])):
-        text = printed(list_things, what, width=80)
-        assert max(map(len, text.splitlines())) <= 80
-        lines = [line for line in text.splitlines() if not line.startswith(" ")]  # others go on with a text
-        assert len(lines) == len(list(names)) or what == "estimators"  # which are too many for a line each
-        assert all(name in text for name in names), what
-        assert "…" not in text.replace("=…", ""), what
-
-
-def test_the_recipes_are_listed_by_their_labels_in_80_columns(printed):
-    text = printed(list_things, "recipes", everything=True, width=80)
-    assert max(map(len, text.splitlines())) <= 80
-    assert all(f"recipe:{name}" in text for name in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "kimi_k15", "ppo"))
-
-
 def test_a_narrow_list_of_estimators_has_fewer_columns(printed):
     heading = "┃ name", "┃ baseline", "┃ bias", "┃ source", "┃ scale", "┃ aggregation"
     wide, narrow = (printed(list_things, "estimators", everything=True, width=width) for width in (400, 80))

@@ -6,7 +6,6 @@ import json
 import re
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
@@ -310,7 +309,6 @@ def test_a_wrong_setting_is_reported_with_its_file(tmp_path):
         read_results(folder)
 
 
-mpl.use("Agg")
 TOKENS = registry.get("tokens")
 FIGURES = ("token_energy", "concentration", "token_correlation", "proxy")
 
