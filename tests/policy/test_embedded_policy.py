@@ -31,6 +31,11 @@ BANDS = {  # what counts as near a real model
 
 
 @pytest.fixture(scope="module")
+def card():
+    return (FOLDER / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
 def tokenizer():
     return transformers.AutoTokenizer.from_pretrained(FOLDER)
 
@@ -171,22 +176,19 @@ def test_a_real_model_is_near():
     assert 0.5 <= profile.optimal_constant_ratio <= 1.0
 
 
-def test_the_card_states_the_same_bands_and_none_is_missed():
-    card = (FOLDER / "README.md").read_text(encoding="utf-8")
+def test_the_card_states_the_same_bands_and_none_is_missed(card):
     found = re.findall(r"\| ([\d.]+) to ([\d.]+) \|[^|]*\|[^|]*\| ([\d.]+) \|", card)
     assert [(float(least), float(largest)) for least, largest, _ in found] == list(BANDS.values())
     assert all(float(least) <= float(value) <= float(largest) for least, largest, value in found)
 
 
-def test_problems_of_the_card_are_of_this_kind():
-    card = (FOLDER / "README.md").read_text(encoding="utf-8")
+def test_problems_of_the_card_are_of_this_kind(card):
     example = re.sub(r"\s+", " ", re.search(r"`(Mia has.*?)`", card, flags=re.DOTALL).group(1))
     assert parse_problem(example).counts[-1] == 11
     assert "The answer is 11." in card
 
 
-def test_model_card_states_what_was_measured():
-    card = (FOLDER / "README.md").read_text(encoding="utf-8")
+def test_model_card_states_what_was_measured(card):
     success = float(re.search(r"right answers \| ([\d.]+)%", card).group(1))
     mixed = float(re.search(r"both right and wrong answers \| ([\d.]+)%", card).group(1))
     correlation, low, high = map(float, re.search(r"within a prompt \| (\S+) \[(\S+), (\S+)\]", card).groups())

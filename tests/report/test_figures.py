@@ -278,26 +278,21 @@ def test_many_estimators_are_drawn_in_a_panel_for_each_run(runs, tmp_path, monke
 
 @pytest.mark.filterwarnings("ignore:the runs differ in sampling.temperature")
 @pytest.mark.parametrize("column", ["half", "full"])
-def test_panels_of_runs_with_long_names_have_letters(runs, tmp_path, monkeypatch, kept, column):
+def test_long_names_of_models_fit_below_the_axes_and_above_panels(runs, tmp_path, kept, column, monkeypatch):
     names = [
         "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B, after 200 steps of training",
         "Qwen/Qwen2.5-Math-1.5B-Instruct",
     ]
-    monkeypatch.setattr("gradstats.report.figures._MOST_ROWS", 1)
     style = FiguresSection(venue="neurips", column=column, formats=["png"])
-    draw_overlay([read_results(run) for run in runs], tmp_path, style, names)
-    figure = kept["variance"]
-    figure.canvas.draw()
-    assert_legible(figure)
-    assert [ax.get_title() for ax in figure.axes] == ["a", "b"]
-    assert figure.get_supxlabel().replace("\n", " ") == f"a: {names[0]} b: {names[1]}"
-
-
-@pytest.mark.filterwarnings("ignore:the runs differ in sampling.temperature")
-@pytest.mark.parametrize("column", ["half", "full"])
-def test_long_names_of_models_fit_below_the_axes(runs, tmp_path, kept, column):
-    names = ["deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B (temperature 1)", "Qwen/Qwen2.5-Math-1.5B-Instruct (step 200)"]
-    style = FiguresSection(venue="neurips", column=column, formats=["png"])
+    with monkeypatch.context() as patched:
+        patched.setattr("gradstats.report.figures._MOST_ROWS", 1)
+        draw_overlay([read_results(run) for run in runs], tmp_path, style, names)
+    panels = kept.pop("variance")
+    panels.canvas.draw()
+    assert_legible(panels)
+    assert [ax.get_title() for ax in panels.axes] == ["a", "b"]
+    assert panels.get_supxlabel().replace("\n", " ") == f"a: {names[0]} b: {names[1]}"
+    kept.clear()
     draw_overlay([read_results(run) for run in runs], tmp_path, style, names)
     for figure in kept.values():
         figure.canvas.draw()
