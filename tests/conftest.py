@@ -80,6 +80,13 @@ def pytest_terminal_summary(terminalreporter, config):
 VOCABULARY = 41
 
 
+#: Of a model of two layers, as the configurations of most architectures call it.
+SIZES = {
+    "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
 def tiny_config(architecture: str, tied: bool = False) -> PreTrainedConfig:
     """A two-layer configuration of an architecture."""
     common = {"vocab_size": VOCABULARY, "tie_word_embeddings": tied, "bos_token_id": 0, "eos_token_id": 1}
@@ -88,15 +95,7 @@ def tiny_config(architecture: str, tied: bool = False) -> PreTrainedConfig:
             n_embd=24, n_layer=2, n_head=2, n_positions=64, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **common
         )
     kind = {"qwen2": Qwen2Config, "llama": LlamaConfig}[architecture]
-    return kind(
-        hidden_size=24,
-        intermediate_size=40,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        **common,
-    )
+    return kind(**SIZES, **common)
 
 
 def tiny_model(architecture: str, tied: bool = False, dtype: torch.dtype = torch.float64) -> torch.nn.Module:

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from command_line import run
 from small_runs import leave_out_pictures
 
 from gradstats.measurement.measurement import Measurement
@@ -18,6 +19,31 @@ def pages_without_pictures(request, monkeypatch):
     """Leave the pictures out of the pages of tests that are not about reports: they are most of the time of a run."""
     if "report" not in request.node.name:
         leave_out_pictures(monkeypatch)
+
+
+@pytest.fixture
+def answered(monkeypatch, capsys):
+    """A function that calls a command, which has to succeed, and returns what it prints."""
+
+    def call(*words, **options):
+        code, out, err = run(monkeypatch, capsys, *words, **options)
+        assert code == 0, err
+        return out
+
+    return call
+
+
+@pytest.fixture
+def refused(monkeypatch, capsys):
+    """A function that calls a command, which has to end in one sentence, and returns what it remarks and says."""
+
+    def call(*words, **options):
+        code, out, err = run(monkeypatch, capsys, *words, **options)
+        said = [line for line in err.splitlines() if not line.startswith("note: ")]
+        assert (code, len(said), said[0].partition(":")[0]) == (1, 1, "gradstats"), out + err
+        return " ".join(err.split())
+
+    return call
 
 
 @pytest.fixture(scope="module")

@@ -140,9 +140,8 @@ def assert_is_a_screen(out):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_the_first_screen_of_every_question_is_short(question, measured, monkeypatch, capsys):
-    code, out, err = run(monkeypatch, capsys, "ask", measured, question, *QUESTIONS[question])
-    assert code == 0, err
+def test_the_first_screen_of_every_question_is_short(answered, question, measured):
+    out = answered("ask", measured, question, *QUESTIONS[question])
     assert_is_a_screen(out)
     assert question == "variance" or "…)" not in out  # names of rows are folded; beside the axis they are cut
     assert registry.get(question).question not in out  # an answer, and not the question again
@@ -150,13 +149,11 @@ def test_the_first_screen_of_every_question_is_short(question, measured, monkeyp
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_a_screen_states_the_level_of_its_intervals_and_means_no_other(question, measured, monkeypatch, capsys):
+def test_a_screen_states_the_level_of_its_intervals_and_means_no_other(answered, question, measured):
     words = ("ask", measured, question, *QUESTIONS[question], "--confidence-level", 0.5)
-    code, out, err = run(monkeypatch, capsys, *words)
-    assert code == 0, err
+    out = answered(*words)
     assert " ".join(out.split()).count("50% interval") == 1
-    code, out, err = run(monkeypatch, capsys, *words, "--all", "--notes")
-    assert code == 0, err
+    out = answered(*words, "--all", "--notes")
     assert "\n  50% intervals\n" not in out  # which sentences and captions state
     assert "50% interval" in " ".join(out.split())
     assert "95%" not in out

@@ -159,27 +159,24 @@ def test_rows_are_json(words, ask):
     assert json.loads(out)["rows"][0].items() >= FIRST_ROWS[words].items()
 
 
-def test_by_success_with_the_exact_rates_of_a_column(monkeypatch, capsys, measured, tmp_path):
+def test_by_success_with_the_exact_rates_of_a_column(answered, measured, tmp_path):
     known = gs.read_measurement(measured)
     frame = known.rollouts.frame.assign(rate=np.repeat(np.linspace(0, 1, 30), 8))
     replace(known, rollouts=gs.Rollouts(frame, known.rollouts.metadata)).save(tmp_path / "measurement")
     words = ("ask", tmp_path / "measurement", "success_bins", "rloo", "--bins", 3, "--json")
-    code, out, err = run(monkeypatch, capsys, *words, "--success", "rate")
-    assert code == 0, err
+    out = answered(*words, "--success", "rate")
     assert [row["n_prompts"] for row in json.loads(out)["rows"]] == [10, 10, 10]
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_without_estimators_those_of_the_run_answer(own_run, measured, monkeypatch, capsys):
+def test_without_estimators_those_of_the_run_answer(answered, own_run, measured):
     """A bare measurement is asked about the usual ones that stay within their group."""
     questions = {"batch_size": (), "group_sizes": (), "length_bins": (), "allocation": ()}
     within = {label for label in DEFAULT_ESTIMATORS if not gs.estimators.get(label).across_groups}
     for name, options in questions.items():
-        code, out, err = run(monkeypatch, capsys, "ask", measured, name, *options, "--json")
-        assert code == 0, err
+        out = answered("ask", measured, name, *options, "--json")
         assert {row["estimator"] for row in json.loads(out)["rows"]} == within, name
-    code, out, err = run(monkeypatch, capsys, "ask", own_run, "batch_size", "--trust", "--json")
-    assert code == 0, err
+    out = answered("ask", own_run, "batch_size", "--trust", "--json")
     assert [row["estimator"] for row in json.loads(out)["rows"]] == ["rloo", *LABELS]
 
 
@@ -305,18 +302,17 @@ def test_the_recorded_folder_is_searched_with_permission_only(own_run, words, mo
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_a_folder_that_is_gone_or_was_never_recorded_is_not_searched(own_run, tmp_path, monkeypatch, capsys):
+def test_a_folder_that_is_gone_or_was_never_recorded_is_not_searched(refused, own_run, tmp_path):
     for recorded in ("../nowhere", None, 3):
         (tmp_path / "manifest.json").write_text(json.dumps({"experiment_folder": recorded}))
-        code, _, err = run(monkeypatch, capsys, "ask", tmp_path, "shift", "labels_of_mine:lowered", "--trust")
-        assert code == 1
+        err = refused("ask", tmp_path, "shift", "labels_of_mine:lowered", "--trust")
         assert "there is no module 'labels_of_mine'" in err
         assert "add --trust" not in err
 
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_run_is_scored_again_by_the_module_beside_its_experiment_file(own_run, monkeypatch, capsys):
+def test_a_run_is_scored_again_by_the_module_beside_its_experiment_file(answered, own_run, monkeypatch):
     """The run names its estimators' module itself, and the reward's is named with the command."""
     only_two_figures(monkeypatch)
     copy = Path(shutil.copytree(own_run, own_run.parent / "scored_again"))  # records the same folder
@@ -324,26 +320,21 @@ def test_a_run_is_scored_again_by_the_module_beside_its_experiment_file(own_run,
     (folder / "rewards_of_mine.py").write_text("def twice(text, problem):\n    return 2.0 * text.count('a')\n")
     sys.modules.pop("labels_of_mine", None)
     words = ("regrade", copy, "--reward", "rewards_of_mine:twice", "--trust", "--no-progress")
-    code, _, err = run(monkeypatch, capsys, *words)
-    assert code == 0, err
+    answered(*words)
     assert "labels_of_mine:lowered(by=0.25)" in pd.read_csv(copy / "variance.csv")["estimator"].tolist()
     assert gs.read_rollouts(copy / "rollouts").metadata["reward"] == "rewards_of_mine:twice"
 
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_recorded_experiment_runs_again_with_the_module_beside_its_file(own_run, monkeypatch, capsys):
+def test_a_recorded_experiment_runs_again_with_the_module_beside_its_file(answered, own_run):
     sys.modules.pop("labels_of_mine", None)
     words = ("run", own_run / "experiment.yaml", "--out", own_run, "--dry-run", "--trust")
-    code, _, err = run(monkeypatch, capsys, *words)
-    assert code == 0, err
+    answered(*words)
 
 
-def test_the_table_the_sentence_and_the_files(monkeypatch, capsys, measured, tmp_path):
-    code, out, err = run(
-        monkeypatch, capsys, "ask", measured, "curve", "length_weighted(loo=True)", "alpha=0:2:5", "--out", tmp_path
-    )
-    assert code == 0, err
+def test_the_table_the_sentence_and_the_files(answered, measured, tmp_path):
+    out = answered("ask", measured, "curve", "length_weighted(loo=True)", "alpha=0:2:5", "--out", tmp_path)
     assert "length_weighted(loo=True) has the least relative noise at alpha = " in " ".join(out.split())
     name = "curve_length_weighted_loo_true_alpha"
     assert (tmp_path / "figures" / f"{name}.pdf").is_file()
@@ -414,13 +405,11 @@ def incomplete(measured, tmp_path):
 @pytest.mark.parametrize(
     "words", [("curve", "asymmetric(loo=True)", "delta=-0.5,0"), ("optimal_baselines", "--n-resamples", "8")]
 )
-def test_an_incomplete_run_is_told_of_and_keeps_no_results(monkeypatch, capsys, incomplete, tmp_path, words):
+def test_an_incomplete_run_is_told_of_and_keeps_no_results(refused, monkeypatch, capsys, incomplete, tmp_path, words):
     words = ["ask", incomplete, *words, "--partial"]
     before = sorted(incomplete.rglob("*"))
     for more in ([], ["--out", incomplete]):
-        code, _, err = run(monkeypatch, capsys, *words, *more)
-        assert code == 1
-        assert "with --partial nothing is written into the run" in err.replace("\n", " ")
+        assert "with --partial nothing is written into the run" in refused(*words, *more)
     code, _, err = run(monkeypatch, capsys, *words, "--out", tmp_path / "found")
     assert code == 0, err
     assert "1 of 2 shards are missing" in err.replace("\n", " ")
@@ -477,21 +466,16 @@ def test_alpha_as_json_and_by_prompt(monkeypatch, capsys, points):
         ("", "cannot be read as CSV"),
     ],
 )
-def test_bad_points_end_in_one_sentence(monkeypatch, capsys, tmp_path, content, message):
+def test_bad_points_end_in_one_sentence(refused, tmp_path, content, message):
     path = tmp_path / "points.csv"
     path.write_text(content)
-    code, out, err = run(monkeypatch, capsys, "alpha", path)
-    assert code == 1
-    assert message in err
-    assert "Traceback" not in out + err
-    assert len(err.strip().splitlines()) == 1
+    assert message in refused("alpha", path)
 
 
 @pytest.mark.parametrize("method", ["ols", "theil_sen", "gamma", "ppml", "gls", "within_prompt", "between_prompt"])
-def test_alpha_by_every_method(monkeypatch, capsys, measured, method):
+def test_alpha_by_every_method(answered, measured, method):
     fit = gradstats.fit_length_scaling(gradstats.read_measurement(measured), method=method)
-    code, out, _ = run(monkeypatch, capsys, "alpha", measured, "--method", method, "--all", "--notes")
-    assert code == 0
+    out = answered("alpha", measured, "--method", method, "--all", "--notes")
     assert f" {method} {format_estimate(fit.alpha, *fit.confidence_interval())} " in joined(out)
     assert "Consistent with on-policy sampling" in joined(out)
     assert "12 of 240 completions were cut off at the cap; without them: α =" in joined(out)
@@ -540,7 +524,7 @@ def test_a_run_without_finished_answers_is_refused_before_a_question_is_answered
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != ".lock") == ["manifest.json", "measurement"]
 
 
-def test_an_answer_that_a_run_leaves_out_is_replaced_by_asking_again(monkeypatch, capsys, measured, tmp_path):
+def test_an_answer_that_a_run_leaves_out_is_replaced_by_asking_again(refused, monkeypatch, capsys, measured, tmp_path):
     words = ("ask", save_run(tmp_path / "run"), "curve", "rloo", "group_size=2,4")
     (tmp_path / "run" / "measurement").symlink_to(measured)
     for rewards in ("before", "now"):
@@ -548,18 +532,15 @@ def test_an_answer_that_a_run_leaves_out_is_replaced_by_asking_again(monkeypatch
         code, _, err = run(monkeypatch, capsys, *words)
         assert (code, err) == (0, "")
         assert saved_answer(tmp_path / "run", "curve_rloo_group_size").about["computed_with"]["rewards"] == rewards
-    code, _, err = run(monkeypatch, capsys, *words, "--confidence-level", 0.8)
-    assert code == 1
-    assert "replace it with --overwrite" in joined(err)
+    assert "replace it with --overwrite" in refused(*words, "--confidence-level", 0.8)
 
 
-def test_variance_by_block(monkeypatch, capsys, measured, tmp_path):
+def test_variance_by_block(answered, measured, tmp_path):
     words = ("rloo", "group_mean", "otb", "--out", tmp_path / "blocks.csv")
     known = gradstats.read_measurement(measured)
     parts = np.stack([np.sqrt(share) * known.sketches for share in (0.25, 0.75)], axis=1)
     replace(known, sketches_by_block=parts).save(tmp_path / "m")
-    code, out, _ = run(monkeypatch, capsys, "ask", tmp_path / "m", "variance_by_block", *words, "--notes")
-    assert code == 0
+    out = answered("ask", tmp_path / "m", "variance_by_block", *words, "--notes")
     assert "otb weights each token" in out
     for row in ("attention, rloo", "attention, group_mean", "mlp, rloo", "mlp, group_mean"):
         assert row in out
@@ -569,9 +550,8 @@ def test_variance_by_block(monkeypatch, capsys, measured, tmp_path):
     np.testing.assert_allclose(frame["trace_cov"], np.concatenate([0.25 * whole, 0.75 * whole]), rtol=1e-9)
 
 
-def test_of_a_run_the_questions_that_it_cannot_answer_are_named(monkeypatch, capsys, measured):
-    code, out, _ = run(monkeypatch, capsys, "ask", measured)
-    assert code == 0
+def test_of_a_run_the_questions_that_it_cannot_answer_are_named(answered, monkeypatch, capsys, measured):
+    out = answered("ask", measured)
     assert len(out.splitlines()) <= 24
     answered, refused = out.split("not of this run (asked one by one they say why):")
     assert all(f"\n  {name} " in answered for name in ("variance", "allocation", "curve", "length_reward"))
@@ -581,7 +561,7 @@ def test_of_a_run_the_questions_that_it_cannot_answer_are_named(monkeypatch, cap
     assert "not of this run" not in run(monkeypatch, capsys, "ask")[1]
 
 
-def test_an_estimator_of_ones_own_uses_a_saved_column(monkeypatch, capsys, measured, tmp_path):
+def test_an_estimator_of_ones_own_uses_a_saved_column(answered, monkeypatch, measured, tmp_path):
     known = gradstats.read_measurement(measured)
     salience = np.linspace(0.5, 1.5, len(known.rollouts))
     frame = known.rollouts.frame.assign(salience=salience)
@@ -592,8 +572,7 @@ def test_an_estimator_of_ones_own_uses_a_saved_column(monkeypatch, capsys, measu
     monkeypatch.chdir(tmp_path)
     out_file = tmp_path / "v.csv"
     words = ("--estimators", "rloo", "salience:salient(power=2)", "--out", out_file)
-    code, _, err = run(monkeypatch, capsys, "variance", tmp_path / "measurement", *words)
-    assert code == 0, err
+    answered("variance", tmp_path / "measurement", *words)
     frame = pd.read_csv(out_file)
     assert frame["estimator"].tolist() == ["rloo", "salience:salient(power=2)"]
     batch = gradstats.estimators.Batch.from_measurement(gradstats.read_measurement(tmp_path / "measurement"))
@@ -634,14 +613,13 @@ def run_of_others(measured, tmp_path):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("words", ASKED_OF_RUN)
-def test_a_question_has_the_answer_that_the_run_gives(words, run_of_others, monkeypatch, capsys, tmp_path):
+def test_a_question_has_the_answer_that_the_run_gives(answered, words, run_of_others, tmp_path):
     name, experiment = ASKED_OF_RUN[words], read_recorded_experiment(run_of_others / "experiment.yaml")
     _, expected = registry.get(name).answer_in_run(
         gs.read_measurement(run_of_others), experiment, experiment.analyses.get(name, {})
     )
     words = [run_of_others if word == "RUN" else word for word in words]
-    code, out, err = run(monkeypatch, capsys, *words, "--json", "--out", tmp_path / "found.csv")
-    assert code == 0, err
+    out = answered(*words, "--json", "--out", tmp_path / "found.csv")
     saved = Answer.read(tmp_path / "found")
     assert replace(saved, notes=()) == replace(expected, notes=(), further={})
     told = json.loads(out)
@@ -653,11 +631,10 @@ def test_a_question_has_the_answer_that_the_run_gives(words, run_of_others, monk
 
 
 @pytest.mark.parametrize("name", ["variance", "batch_size"])
-def test_what_is_given_wins_over_what_the_run_says(name, run_of_others, monkeypatch, capsys):
+def test_what_is_given_wins_over_what_the_run_says(answered, name, run_of_others):
     words = ("ask", run_of_others, name, "--reference", "rloo", "--confidence-level", 0.95)
     words += ("--estimators", "grpo") if name == "variance" else ()
-    code, out, err = run(monkeypatch, capsys, *words, "--json")
-    assert code == 0, err
+    out = answered(*words, "--json")
     told = json.loads(out)
     assert (told["reference"], told["confidence_level"]) == ("rloo", 0.95)
     labels = [row["estimator"] for row in told["rows"]]
@@ -666,9 +643,8 @@ def test_what_is_given_wins_over_what_the_run_says(name, run_of_others, monkeypa
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_infinities_are_texts_in_json_and_what_is_not_known_is_null(run_of_others, monkeypatch, capsys):
-    code, out, err = run(monkeypatch, capsys, "ask", run_of_others, "batch_size", "--json")
-    assert code == 0, err
+def test_infinities_are_texts_in_json_and_what_is_not_known_is_null(answered, run_of_others):
+    out = answered("ask", run_of_others, "batch_size", "--json")
     answer = registry.get("batch_size").answer_in_run(
         gs.read_measurement(run_of_others), read_recorded_experiment(run_of_others / "experiment.yaml"), {}
     )[1]
@@ -684,11 +660,10 @@ def test_infinities_are_texts_in_json_and_what_is_not_known_is_null(run_of_other
     "words",
     [("variance",), ("alpha",), ("ask", "success_bins", "rloo"), ("ask", "curve", "rloo", "group_size=2,4"), ("plan",)],
 )
-def test_a_path_that_ends_in_csv_is_a_file_and_any_other_a_folder(words, measured, tmp_path, monkeypatch, capsys):
+def test_a_path_that_ends_in_csv_is_a_file_and_any_other_a_folder(answered, words, measured, tmp_path):
     command, *rest = words
     for out in (tmp_path / "x.csv", tmp_path / "found"):
-        code, _, err = run(monkeypatch, capsys, command, measured, *rest, "--out", out)
-        assert code == 0, err
+        answered(command, measured, *rest, "--out", out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found", "x.csv", "x.json"]
     tables = [path for path in (tmp_path / "found" / "tables").glob("*.csv") if path.stem != "length_scaling"]
     (stem,) = [path.with_suffix("") for path in tables]
@@ -721,7 +696,7 @@ question = Analysis(name="lengths", ask=lengths, options=["of"], columns=Length.
 """
 
 
-def test_an_error_in_a_question_of_ones_own_is_shown_as_that(measured, tmp_path, monkeypatch, capsys):
+def test_an_error_in_a_question_of_ones_own_is_shown_as_that(refused, measured, tmp_path, monkeypatch, capsys):
     (tmp_path / "own_question.py").write_text(OWN_QUESTION)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "own_question", raising=False)
@@ -729,10 +704,9 @@ def test_an_error_in_a_question_of_ones_own_is_shown_as_that(measured, tmp_path,
     words = ("ask", measured, "own_question:question")
     code, out, err = run(monkeypatch, capsys, *words, "--json")
     assert (code, len(json.loads(out)["rows"])) == (0, 1), err
-    code, _, err = run(monkeypatch, capsys, *words, "--of", "some")
-    assert code == 1
+    err = refused(*words, "--of", "some")
     line = next(at for at, text in enumerate(OWN_QUESTION.splitlines(), 1) if "mean() /" in text)
-    assert f"fails in its own code, {tmp_path / 'own_question.py'}, line {line}: KeyError: 'some'; " in joined(err)
+    assert f"fails in its own code, {tmp_path / 'own_question.py'}, line {line}: KeyError: 'some'; " in err
     assert "damaged" not in err
     experiment = Experiment(name="e", policy={"name": "a"}, prompts={"source": "b"})
     with pytest.raises(ValueError, match="'lengths' fails in its own code, .*: KeyError: 'some'"):  # a remark of a run

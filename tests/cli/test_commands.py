@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 
-import matplotlib as mpl
 import pytest
 from command_line import run
 
@@ -19,8 +18,6 @@ from gradstats.cli.commands import COMMANDS, GROUPS, unexpected
 from gradstats.cli.options import REGISTRY, without_markup
 from gradstats.config.sections import SamplingSection
 from gradstats.rewards import REWARDS
-
-mpl.use("Agg")
 
 #: Options of a command that help shows before the advanced ones, ``--help`` included, at most.
 FEW = 14
@@ -95,19 +92,18 @@ def test_help_misspelt_names_and_imports_load_nothing_heavy():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_help_shows_the_commands_in_groups_and_the_nearest_is_proposed(monkeypatch, capsys, tmp_path):
+def test_help_shows_the_commands_in_groups_and_the_nearest_is_proposed(
+    answered, refused, monkeypatch, capsys, tmp_path
+):
     for words in ([], ["--help"], ["-h"]):
-        code, out, _ = run(monkeypatch, capsys, *words)
-        assert code == 0
+        out = answered(*words)
         assert max(map(len, out.splitlines())) <= 80
         assert len(out.splitlines()) <= 25
         for group, questions in GROUPS.items():
             assert f"\n  {group:<6}{next(iter(questions))} " in out
             assert all(question in out for _, question in questions.values())
     assert sum(map(len, GROUPS.values())) <= 15
-    code, _, err = run(monkeypatch, capsys, "varaince", "x")
-    assert code == 1
-    assert "there is no command 'varaince': did you mean variance?" in err
+    assert "there is no command 'varaince': did you mean variance?" in refused("varaince", "x")
     assert "did you mean" not in run(monkeypatch, capsys, "zzz")[2]
     functions = tmp_path / "sound_functions.py"
     functions.write_text("x = 3")
@@ -214,9 +210,8 @@ def test_bash_completes_commands_questions_options_and_choices(monkeypatch, caps
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_have_a_script(monkeypatch, capsys, shell):
-    code, script, _ = run(monkeypatch, capsys, "--print-completion", shell)
-    assert code == 0
+def test_other_shells_have_a_script(answered, shell):
+    script = answered("--print-completion", shell)
     assert all(command in script for command in COMMANDS)
 
 
@@ -289,12 +284,10 @@ def test_of_a_folder_that_is_missing_the_nearest_is_proposed(monkeypatch, capsys
     assert "a folder of runs: name one of them, as in runs/embedded" in run(monkeypatch, capsys, "alpha", "runs")[2]
 
 
-def test_a_question_before_its_run_is_put_in_order(monkeypatch, capsys, tmp_path):
+def test_a_question_before_its_run_is_put_in_order(refused, monkeypatch, capsys, tmp_path):
     (tmp_path / "pilot").mkdir()
     monkeypatch.chdir(tmp_path)
-    code, _, err = run(monkeypatch, capsys, "ask", "allocation", "pilot")
-    assert code == 1
-    assert "the run comes first: gradstats ask pilot allocation" in err
+    assert "the run comes first: gradstats ask pilot allocation" in refused("ask", "allocation", "pilot")
     assert "there is no question 'other'" in run(monkeypatch, capsys, "ask", "allocation", "other")[2]
 
 
@@ -345,14 +338,12 @@ def test_a_reader_that_has_seen_enough_is_not_an_error(what):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_another_broken_pipe_is_an_error(monkeypatch, capsys):
+def test_another_broken_pipe_is_an_error(refused, monkeypatch):
     def worker_died(*_args, **_options):
         raise BrokenPipeError(32, "Broken pipe")
 
     monkeypatch.setattr("gradstats.config.experiment.load_experiment", worker_died)
-    code, _, err = run(monkeypatch, capsys, "run", "embedded")
-    assert code == 1
-    assert "Broken pipe" in err
+    assert "Broken pipe" in refused("run", "embedded")
 
 
 def test_the_kind_of_error_and_the_way_to_its_traceback_are_stated():

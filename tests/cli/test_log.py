@@ -6,7 +6,6 @@ import sys
 
 import numpy as np
 import pytest
-from command_line import run
 
 from gradstats.analyses import registry
 from gradstats.answers import Answer
@@ -30,10 +29,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_screen_the_json_and_the_page_are_of_the_same_answers(folder, tmp_path, monkeypatch, capsys):
+def test_the_screen_the_json_and_the_page_are_of_the_same_answers(answered, folder, tmp_path):
     out = tmp_path / "answers"
-    code, printed, err = run(monkeypatch, capsys, "log", folder, "--out", out, width=80)
-    assert code == 0, err
+    printed = answered("log", folder, "--out", out, width=80)
     screen = printed.splitlines()
     assert len(screen) <= 26  # with the path of the page
     assert max(map(len, screen[:-1])) <= 80
@@ -51,8 +49,7 @@ def test_the_screen_the_json_and_the_page_are_of_the_same_answers(folder, tmp_pa
     assert 'id="manifest"' not in page
     assert "8, drawn" in printed
     assert "α" not in page.partition('id="terms"')[0]  # nor sections of a run
-    code, printed, err = run(monkeypatch, capsys, "log", folder, "--json")
-    assert code == 0, err
+    printed = answered("log", folder, "--json")
     found = json.loads(printed)
     assert list(found["answers"]) == [*registry.OF_LOGS]
     assert found["answers"]["drift"]["sentence"] == answers["drift"].sentence
@@ -60,23 +57,18 @@ def test_the_screen_the_json_and_the_page_are_of_the_same_answers(folder, tmp_pa
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_all_rows_notes_and_figures_are_given_on_request(folder, tmp_path, monkeypatch, capsys):
+def test_all_rows_notes_and_figures_are_given_on_request(answered, folder, tmp_path):
     words = ["--all", "--notes", "--most-silent", "0.3", "--figures", tmp_path / "figures"]
-    code, printed, err = run(monkeypatch, capsys, "log", folder / "1.jsonl", *words)
-    assert code == 0, err
+    printed = answered("log", folder / "1.jsonl", *words)
     assert "7, counted" in printed
     assert "note: drift: the log holds one step" in " ".join(printed.split())
     assert "Fewer than 30%" in " ".join(printed.split())
     assert {path.stem for path in tmp_path.glob("figures/*.pdf")} == {"silent_groups", "log_lengths", "mismatch"}
 
 
-def test_wrong_folders_are_refused_before_the_log_is_read(folder, tmp_path, monkeypatch, capsys):
-    code, _, err = run(monkeypatch, capsys, "log", tmp_path / "none.parquet")
-    assert code == 1
-    assert "does not exist: give the files of a log" in " ".join(err.split())
-    code, _, err = run(monkeypatch, capsys, "ask", folder, "silent_groups")
-    assert code == 1
-    assert f"silent_groups is asked of a log: gradstats log {folder}" in " ".join(err.split())
+def test_wrong_folders_are_refused_before_the_log_is_read(refused, folder, tmp_path):
+    assert "does not exist: give the files of a log" in refused("log", tmp_path / "none.parquet")
+    assert f"silent_groups is asked of a log: gradstats log {folder}" in refused("ask", folder, "silent_groups")
 
 
 def test_no_torch_is_loaded(folder):

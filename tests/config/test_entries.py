@@ -228,7 +228,6 @@ def imported():
 @pytest.fixture
 def called(imported, monkeypatch, tmp_path, unchecked):
     """Runs a command up to the function that does the work; returns what that was called with."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("gradstats.load_policy", lambda *_, **__: None)
     monkeypatch.setattr("gradstats.load_prompts", lambda *_, **__: [])
     monkeypatch.setattr("gradstats.rollouts.table.read_rollouts", lambda path, **_: path)
@@ -238,16 +237,7 @@ def called(imported, monkeypatch, tmp_path, unchecked):
 
     def call(capsys, command, *words):
         _, target, needed = COMMANDS[command]
-        seen = {}
-
-        def record(*_, **options):
-            seen.update(options)
-            raise ValueError("recorded")
-
-        monkeypatch.setattr(target, record)
-        code, _, err = run(monkeypatch, capsys, command, *needed, *words)
-        assert (code, "recorded" in err) == (1, True), err
-        return seen
+        return recorded(monkeypatch, capsys, tmp_path, target, command, *needed, *words)
 
     return call
 

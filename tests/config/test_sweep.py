@@ -70,17 +70,6 @@ def test_long_values_are_cut_and_told_apart(tmp_path):
     assert max(map(len, names)) < 140
 
 
-def test_a_few_lines_cannot_stand_for_billions_of_cells(tmp_path):
-    vary = {f"prompts.settings.{letter}": list(range(100)) for letter in "abcdef"}
-    with pytest.raises(ValueError, match=r"stands for 1,000,000,000,000 cells: give at most 10,000"):
-        cells_of(tmp_path, vary)
-
-
-def test_a_sweep_has_a_name_of_a_folder(tmp_path):
-    with pytest.raises(ValueError, match="must be a name for a folder"):
-        cells_of(tmp_path, {"prompts.n": [1, 2]}, name="")
-
-
 def test_code_beside_a_received_sweep_needs_permission(tmp_path):
     (tmp_path / "sweep.json").write_text("{}")
     path = write(tmp_path / "s.yaml", {"policy.name": "nothing-*"}, sampling={"reward": "evil:score"})
@@ -105,11 +94,17 @@ def test_overrides_hold_for_all_cells_but_not_for_what_varies(tmp_path):
         ({"sampling.temperature": []}, "give a list of values"),
         ({"sampling.heat": [1]}, "sampling has no setting 'heat'"),
         ({"sampling.temperature": [0.6, -1]}, r"sampling\.temperature is -1"),
+        (
+            {f"prompts.settings.{letter}": list(range(100)) for letter in "abcdef"},
+            r"stands for 1,000,000,000,000 cells: give at most 10,000",
+        ),
     ],
 )
 def test_what_cannot_be_varied_is_refused(tmp_path, vary, message):
     with pytest.raises(ValueError, match=message):
         cells_of(tmp_path, vary)
+    with pytest.raises(ValueError, match="must be a name for a folder"):
+        cells_of(tmp_path, {"prompts.n": [1, 2]}, name="")
 
 
 def test_code_that_a_cell_names_needs_permission(tmp_path):

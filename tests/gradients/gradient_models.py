@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import torch
-from conftest import VOCABULARY, tiny_model
+from conftest import SIZES, VOCABULARY, tiny_model
 from oracles.naive_estimators import sequence_gradients
 from transformers import AutoModelForCausalLM, GemmaConfig, Qwen2MoeConfig, Qwen3Config
 
@@ -16,36 +16,24 @@ from gradstats.measurement.measurement import Measurement
 
 ARCHITECTURES = [(name, tied) for name in ("qwen2", "qwen3", "llama", "gpt2", "gemma") for tied in (False, True)]
 
+KINDS = {
+    "qwen3": (Qwen3Config, {"head_dim": 8}),
+    "gemma": (GemmaConfig, {"head_dim": 8}),
+    "qwen2_moe": (
+        Qwen2MoeConfig,
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1}
+        | {"shared_expert_intermediate_size": 20},
+    ),
+}
+
 
 def any_model(architecture: str, tied: bool = False, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
     """A random two-layer model in evaluation mode; padding is a separate token if the architecture has one."""
     if architecture in ("qwen2", "llama", "gpt2"):
         return tiny_model(architecture, tied, dtype)
-    common = {
-        "vocab_size": VOCABULARY,
-        "tie_word_embeddings": tied,
-        "hidden_size": 24,
-        "intermediate_size": 40,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "pad_token_id": 5,
-    }
-    if architecture == "qwen2_moe":
-        config = Qwen2MoeConfig(
-            **common,
-            num_experts=4,
-            num_experts_per_tok=2,
-            moe_intermediate_size=16,
-            shared_expert_intermediate_size=20,
-            decoder_sparse_step=1,
-        )
-    else:
-        kind = {"qwen3": Qwen3Config, "gemma": GemmaConfig}[architecture]
-        config = kind(**common, head_dim=8)
+    ids = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 5}
+    kind, more = KINDS[architecture]
+    config = kind(**SIZES, **ids, **more, tie_word_embeddings=tied)
     model = randomised(AutoModelForCausalLM.from_config(config), dtype)
     if architecture == "qwen2_moe":
         model.set_experts_implementation("eager")  # the default, grouped_mm, has no float64

@@ -20,12 +20,6 @@ def random_metric(model: torch.nn.Module, seed: int = 5, **settings) -> AdamMetr
     return AdamMetric(moments, **settings)
 
 
-def unit_metric(model: torch.nn.Module) -> AdamMetric:
-    """The metric in which P is 1 everywhere."""
-    moments = {name: torch.ones_like(tensor) for name, tensor in model.named_parameters() if tensor.requires_grad}
-    return AdamMetric(moments, eps=0.0)
-
-
 def scaled_gradients(model, rollouts, metric: AdamMetric, temperature: float = 1.0) -> list[dict[str, torch.Tensor]]:
     """P·S of each sequence by autograd, P from its definition."""
     correction = 1.0 if metric.step is None else 1 - metric.beta2**metric.step

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from conftest import VOCABULARY, ragged_rollouts
+from architectures import SMALL
+from conftest import ragged_rollouts
 from gradient_models import randomised
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Phi3Config
 
@@ -21,17 +22,7 @@ LONG = {
 
 def rotary_model(kind: str) -> torch.nn.Module:
     """A random model of two layers whose rotary factors change beyond ``LIMIT`` tokens."""
-    common = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "pad_token_id": 0,
-    }
+    common = {name: size for name, size in SMALL.items() if name != "max_position_embeddings"}
     if kind == "dynamic":
         config = LlamaConfig(**common, max_position_embeddings=LIMIT, rope_parameters=DYNAMIC)
     elif kind == "longrope":

@@ -92,15 +92,6 @@ def test_a_regular_expression_that_never_ends_is_refused(options, monkeypatch):
         select_parameters(tiny_model("qwen2"), **options)
 
 
-def test_the_first_pattern_that_matches_names_the_block():
-    blocks = {"mlp": "feed-forward", "up_proj|self_attn": "other layers"}
-    selection = select_parameters(tiny_model("qwen2"), blocks=blocks)
-    named = {name: selection.block_names[place] for name, place in selection.block_index.items()}
-    assert named["model.layers.0.mlp.up_proj.weight"] == "feed-forward"
-    assert named["model.layers.0.self_attn.q_proj.weight"] == "other layers"
-    assert named["model.embed_tokens.weight"] == "other"
-
-
 def test_a_model_without_trainable_parameters_is_named_as_such():
     with pytest.raises(ValueError, match=r"some that exist: none: every parameter is frozen \(requires_grad=False\)"):
         select_parameters(tiny_model("gpt2").requires_grad_(False))

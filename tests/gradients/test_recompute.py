@@ -99,23 +99,17 @@ def test_a_layer_with_dropout_is_refused_by_name_and_can_be_switched_to_evaluati
     refused = (
         r"is \"on\", but transformer\.h\.1 .* \(dropout, or routing with a state\): call model\.eval\(\), or use rec"
     )
+    assert "h.1 (GPT2Block) gives another output the second time (dropout" in why_not_twice(model.train())
     with pytest.raises(gradients.UnsupportedModuleError, match=refused):
-        gradients.measure(model.train(), rollouts, recompute="on", progress=False)
-    gradients.measure(model.eval(), rollouts, recompute="on", progress=False)
+        gradients.measure(model, rollouts, recompute="on", progress=False)
+    assert why_not_twice(model.eval()) == ""
+    gradients.measure(model, rollouts, recompute="on", progress=False)
 
 
 def test_layers_that_share_keys_and_values_through_an_object_do_not_run_again():
     model = small_model("gemma4_text")
     assert "may exchange tensors with others through KVSharingDict" in why_not_twice(model)
     assert not RecomputeRule(Policy(model), memory_gib=1e-12)(1, 50)
-
-
-def test_dropout_that_is_on_is_refused():
-    model = tiny_model("gpt2").train()
-    model.transformer.h[0].mlp.dropout.p = 0.5
-    assert "model gives" not in why_not_twice(model)
-    assert "transformer.h.0 (GPT2Block) gives another output the second time (dropout" in why_not_twice(model)
-    assert why_not_twice(model.eval()) == ""
 
 
 def test_vmap_cannot_run_layers_again(rollouts):

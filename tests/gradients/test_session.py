@@ -37,6 +37,12 @@ from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
 
 
+def opened(rollouts, model=None, **settings):
+    """A session of the ghost engine, without sketches unless they are asked for."""
+    section = MeasurementSection(**{"engine": "ghost", "sketch_dim": None} | settings)
+    return gradients.MeasuringSession.open(model or tiny_model("qwen2"), rollouts, section)
+
+
 @pytest.mark.parametrize("bare", [True, False])
 def test_reference_logprobs_equal_a_direct_computation(bare):
     model, reference = tiny_model("qwen2"), tiny_model("llama", tied=True)
@@ -114,9 +120,7 @@ def test_memory_that_runs_out_halves_the_chunks(monkeypatch, error):
 
     rollouts = ragged_rollouts(12, longest=6)
     whole = gradients.measure(tiny_model("qwen2"), rollouts, sketch_dim=32, progress=False)
-    session = gradients.MeasuringSession.open(
-        tiny_model("qwen2"), rollouts, MeasurementSection(engine="ghost", sketch_dim=32)
-    )
+    session = opened(rollouts, sketch_dim=32)
     session.engine, session.results = small, []
     monkeypatch.setattr("gradstats.gradients.objective.MOST_PADDING", 1.0)
     with pytest.warns(RuntimeWarning, match=r"memory ran out on \d+ sequences of \d+ tokens together: continuing with"):
@@ -129,9 +133,7 @@ def test_memory_that_runs_out_halves_the_chunks(monkeypatch, error):
     ("error", "reason"), [(torch.OutOfMemoryError("out of memory"), "out of memory"), (MemoryError(), "MemoryError")]
 )
 def test_memory_that_runs_out_on_one_sequence_ends_the_run(rollouts, error, reason):
-    session = gradients.MeasuringSession.open(
-        tiny_model("qwen2"), rollouts, MeasurementSection(engine="ghost", sketch_dim=None)
-    )
+    session = opened(rollouts)
 
     def never(*_):
         raise error
@@ -142,9 +144,7 @@ def test_memory_that_runs_out_on_one_sequence_ends_the_run(rollouts, error, reas
 
 
 def test_other_errors_of_an_engine_are_not_taken_for_memory(rollouts):
-    session = gradients.MeasuringSession.open(
-        tiny_model("qwen2"), rollouts, MeasurementSection(engine="ghost", sketch_dim=None)
-    )
+    session = opened(rollouts)
 
     def broken(*_):
         raise RuntimeError("shapes do not match")
@@ -163,8 +163,8 @@ def test_what_the_self_check_measured_is_not_measured_again_until_weights_may_ha
 
     monkeypatch.setitem(gradients.ENGINES, "ghost", counted)
     rollouts, model = ragged_rollouts(3).select([2]), tiny_model("qwen2")
-    section = MeasurementSection(engine="ghost", sketch_dim=32, block_sketches=True)
-    session = gradients.MeasuringSession.open(model, rollouts, section)
+    settings = {"model": model, "sketch_dim": 32, "block_sketches": True}
+    session = opened(rollouts, **settings)
     first = session.measure(rollouts)
     assert calls == [[0]]
     again = session.measure(rollouts)
@@ -173,7 +173,7 @@ def test_what_the_self_check_measured_is_not_measured_again_until_weights_may_ha
     np.testing.assert_array_equal(first.sketches_by_block, again.sketches_by_block)
     # Other tokens, other weights of tokens or another way through the layers are another measurement.
     for changes in ({"token_weights": random_weightings(rollouts, 1)}, {}):
-        session = gradients.MeasuringSession.open(model, rollouts, section)
+        session = opened(rollouts, **settings)
         calls.clear()
         if not changes:
             session.recompute = replace(session.recompute, wanted="on")
@@ -182,7 +182,7 @@ def test_what_the_self_check_measured_is_not_measured_again_until_weights_may_ha
     masked = replace(
         rollouts, frame=rollouts.frame.assign(completion_mask=[[False, *[True] * (rollouts.lengths[0] - 1)]])
     )
-    session = gradients.MeasuringSession.open(model, rollouts, section)
+    session = opened(rollouts, **settings)
     calls.clear()
     assert session.measure(masked).sq_norms[0] != first.sq_norms[0]
     assert calls == [[0]]
@@ -190,7 +190,7 @@ def test_what_the_self_check_measured_is_not_measured_again_until_weights_may_ha
 
 def test_progress_counts_every_sequence_and_token():
     rollouts = ragged_rollouts(6)
-    session = gradients.MeasuringSession.open(tiny_model("qwen2"), rollouts, MeasurementSection(token_budget=40))
+    session = opened(rollouts, token_budget=40)
     counted = np.zeros(2, dtype=int)
     session.measure(rollouts, lambda n_sequences, n_tokens: counted.__iadd__([n_sequences, n_tokens]))
     assert counted[0] == 6
@@ -206,8 +206,7 @@ def opened_where(fits, monkeypatch, rollouts, **settings):
         return ghost_engine(policy, chunk, selection, sketch)
 
     monkeypatch.setitem(gradients.ENGINES, "ghost", ghost)
-    section = MeasurementSection(engine="ghost", sketch_dim=None, **settings)
-    return gradients.MeasuringSession.open(tiny_model("qwen2"), rollouts, section)
+    return opened(rollouts, **settings)
 
 
 def test_memory_that_runs_out_in_the_self_check_is_saved(monkeypatch):
@@ -238,24 +237,18 @@ def test_memory_that_runs_out_in_the_later_check_loses_no_measurement(monkeypatc
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
         return check_result(policy, rollouts, result, *others)
 
-    def session(recompute):
-        section = MeasurementSection(engine="ghost", sketch_dim=None, recompute=recompute)
-        return gradients.MeasuringSession.open(tiny_model("qwen2"), rollouts, section)
-
     monkeypatch.setattr("gradstats.gradients.session.check_result", check)
     with pytest.warns(RuntimeWarning, match=r"in the check of a later sequence \(CUDA out of .*\): repeating it with"):
-        assert len(session("auto").measure(rollouts)) == 9
+        assert len(opened(rollouts).measure(rollouts)) == 9
     assert ran == [False, True]
     left_out = r"\(CUDA out of .*\): it is measured, and not compared with a plain pass"
     with pytest.warns(RuntimeWarning, match="repeating it"), pytest.warns(RuntimeWarning, match=left_out):
-        assert len(session("off").measure(rollouts)) == 9
+        assert len(opened(rollouts, recompute="off").measure(rollouts)) == 9
 
 
 def test_memory_that_runs_out_while_tokens_are_scored_halves_the_chunks(monkeypatch):
     rollouts = ragged_rollouts(12, longest=6)
-    session = gradients.MeasuringSession.open(
-        tiny_model("qwen2"), rollouts, MeasurementSection(engine="ghost", sketch_dim=None)
-    )
+    session = opened(rollouts)
     whole = session.token_statistics(rollouts)
 
     def small(policy, chunk):
@@ -273,8 +266,7 @@ def test_memory_that_runs_out_while_tokens_are_scored_halves_the_chunks(monkeypa
 
 def test_the_token_budget_is_recorded(rollouts):
     for given, recorded in ((None, 4096), (99, 99)):
-        section = MeasurementSection(engine="ghost", sketch_dim=None, token_budget=given)
-        session = gradients.MeasuringSession.open(tiny_model("qwen2"), rollouts, section)
+        session = opened(rollouts, token_budget=given)
         assert session.token_budget == session.metadata["execution"]["token_budget"] == recorded
 
 

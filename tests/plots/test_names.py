@@ -26,32 +26,15 @@ from gradstats.plots.names import (
 from gradstats.stats.variance.quantities import QUANTITIES
 
 
-def test_known_names_are_all_different():
-    assert len({estimator_appearance(name) for name in KNOWN}) == len(KNOWN)
-
-
-def test_every_estimator_of_the_family_is_known():
-    assert set(estimators.names()) <= set(KNOWN)
-
-
-def test_parameters_do_not_change_it():
-    assert estimator_appearance("length_weighted(alpha=0.8, loo=True)") == estimator_appearance("length_weighted")
-
-
-def test_unknown_names_are_settled_and_never_take_a_known_pair():
+def test_colour_and_marker_of_a_name_are_fixed_for_good_and_its_own():
     known = {estimator_appearance(name) for name in KNOWN}
-    for name in ("mine", "yours", "control_variate", "b"):
-        assert estimator_appearance(name) == estimator_appearance(name)
-        assert estimator_appearance(name) not in known
-
-
-def test_it_is_fixed_for_good():
-    color, marker = estimator_appearance("rloo")
-    assert marker == "o"
-    assert [round(channel, 3) for channel in color] == [0.004, 0.451, 0.698]
-    color, marker = estimator_appearance("something_else")
-    assert marker == "o"
-    assert [round(channel, 3) for channel in color] == [0.871, 0.561, 0.02]
+    assert len(known) == len(KNOWN)
+    assert set(estimators.names()) <= set(KNOWN)
+    assert estimator_appearance("length_weighted(alpha=0.8, loo=True)") == estimator_appearance("length_weighted")
+    assert not known & {estimator_appearance(name) for name in ("mine", "yours", "control_variate", "b")}
+    for name, expected in (("rloo", [0.004, 0.451, 0.698]), ("something_else", [0.871, 0.561, 0.02])):
+        color, marker = estimator_appearance(name)
+        assert ([round(channel, 3) for channel in color], marker) == (expected, "o")
 
 
 def test_estimators_of_one_name_differ_without_colour():

@@ -50,7 +50,6 @@ def figure():
         ax.plot([1, 2, 3], [1, 4, 2], label=r"$\alpha$ = 0.79")
         ax.legend()
         yield fig
-        plt.close(fig)
 
 
 def test_writes_each_format_and_the_table(figure, tmp_path):
@@ -83,7 +82,6 @@ def test_two_builds_are_byte_identical(tmp_path):
             ax.fill_between([1, 2, 3], [0, 1, 2], [2, 4, 6], alpha=0.2)
             ax.set_xlabel(r"$\Vert S\Vert^2$")
             paths = save_figure(fig, tmp_path / name / "figure", ("pdf", "png", "svg", "pgf"))
-            plt.close(fig)
         builds.append([path.read_bytes() for path in paths])
     assert builds[0] == builds[1]
 

@@ -33,7 +33,6 @@ def test_a_pgf_picture_needs_no_latex_and_is_one_file(tmp_path, monkeypatch):
         ax.scatter([1, 2], [3, 4], rasterized=True)
         ax.set_xlabel(r"length $T$")
         (path,) = save_figure(fig, tmp_path / "figure", ("pgf",))
-        plt.close(fig)
     text = path.read_text()
     assert r"\pgfpathrectangle{\pgfpointorigin}{\pgfqpoint{2.750000in}" in text
     assert "length $T$" in text
@@ -48,7 +47,6 @@ def test_names_in_a_pgf_picture_are_no_commands_of_tex(tmp_path):
         ax.set_xticks([0.5], labels=["token_mean(loo=True) & 50 %"])
         ax.set_xlabel(r"cost in \$ of $\alpha_1$, run_2 #3")
         (path,) = save_figure(fig, tmp_path / "figure", ("pgf",))
-        plt.close(fig)
     text = path.read_text()
     assert r"token\_mean(loo=True) \& 50" in text
     assert r"\alpha_1" in text
@@ -175,7 +173,6 @@ def test_nothing_is_dim_on_a_dark_slide(name):
                 colors = [*([line.get_color()] * has_line), *([line.get_markeredgecolor()] * has_marker)]
                 assert all(contrast(to_rgb(color), paper()) > 3.0 for color in colors), line
         assert contrast(to_rgb(edge()["markeredgecolor"]), paper()) > 7.0
-        plt.close("all")
 
 
 def test_greys_of_the_light_theme_are_grey():
@@ -188,4 +185,3 @@ def test_lines_grow_with_the_text():
         assert stroke(1.0) == pytest.approx(18 / 8)
         ax = plots.plot_shares(CASES["shares"][1]("ordinary"))
         assert {line.get_linewidth() for line in ax.lines if line.get_label() == "RLOO"} == {18 / 8}
-        plt.close("all")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,12 +10,6 @@ from gradstats.plots import plot_sweep, varying_settings
 from gradstats.plots.sweep import training_steps
 
 NOISE = ["matched_ratio", "matched_ratio_low", "matched_ratio_high"]
-
-
-@pytest.fixture(autouse=True)
-def close():
-    yield
-    plt.close("all")
 
 
 #: Cells of which each states another setting.

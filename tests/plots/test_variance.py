@@ -74,11 +74,6 @@ def test_a_value_without_interval_is_a_cross_and_an_interval_without_value_is_da
     assert ax.lines[-2].get_linestyle() == "--"
 
 
-def test_many_rows_are_lower():
-    each = [rows_of_own_height(["a"] * count)[1] - rows_of_own_height(["a"] * (count - 1))[1] for count in (10, 30)]
-    assert each == pytest.approx(np.array([0.2, 0.15]) * plt.rcParams["font.size"] / 8.0)
-
-
 def test_what_is_not_resolved_is_said_in_words():
     _, ax = plt.subplots()
     draw_row(ax, 2.0, (NAN, NAN, INF), "k", "o")
@@ -118,6 +113,13 @@ def test_rows_stand_from_top_to_bottom_and_lines_of_labels_take_height():
     assert forest_height(["a", "b", "c"]) == pytest.approx((3 * 0.2 + 0.5) * size)
     assert forest_height(["a\nb", "c"]) == pytest.approx((2 * 0.29 + 0.5) * size)
     assert forest_height([]) == pytest.approx((0.2 + 0.5) * size)
+    centres, height = rows_of_own_height(["one", "two\nlines", "one", "one"])
+    assert [0.0, *np.diff(centres)] == pytest.approx([centres[0], 1.225, 1.225, 1.0])
+    assert rows_of_own_height(["one", "three\nlines\nhere", "one", "one"])[1] - height == pytest.approx(0.09 * size)
+    assert rows_of_own_height([])[1] > 0
+    for count, each in ((10, 0.2), (30, 0.15)):  # many rows are lower
+        one_more = rows_of_own_height(["a"] * count)[1] - rows_of_own_height(["a"] * (count - 1))[1]
+        assert one_more == pytest.approx(each * size)
 
 
 @pytest.mark.parametrize(
@@ -139,15 +141,6 @@ def test_ticks_of_a_log_axis_are_plain_numbers(limits, most, ticks):
     figure.canvas.draw()
     shown = [label for label in ax.get_xticklabels() if limits[0] <= label.get_position()[0] <= limits[1]]
     assert [label.get_text() for label in shown] == ticks
-
-
-def test_rows_are_as_high_as_their_own_labels_need():
-    centres, height = rows_of_own_height(["one", "two\nlines", "one", "one"])
-    assert np.diff(centres) == pytest.approx([1.225, 1.225, 1.0])
-    assert centres[0] == 0.0
-    more = rows_of_own_height(["one", "three\nlines\nhere", "one", "one"])[1]
-    assert more - height == pytest.approx(0.09 * plt.rcParams["font.size"] / 8)
-    assert rows_of_own_height([])[1] > 0
 
 
 VALUES = tuple(quantity.name for quantity in COMPARED)
@@ -268,13 +261,6 @@ def test_unresolved_and_one_sided_rows_are_drawn():
     assert sum(line.get_marker() == ">" for line in ax.lines) == 1
     frame["ratio"] = frame["ratio_low"] = frame["ratio_high"] = np.nan
     assert len(plot_variance(frame, value="ratio").texts) == 4
-
-
-def test_unbounded_below():
-    frame = table()
-    frame.loc[1, "bias_share_low"] = -np.inf
-    ax = plot_variance(frame, value="bias_share")
-    assert sum(line.get_marker() == "<" for line in ax.lines) == 1
 
 
 def test_group_sizes_are_told_apart():

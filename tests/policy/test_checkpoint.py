@@ -32,33 +32,21 @@ from gradstats.prompts import Problem
 from gradstats.rollouts.table import Rollouts
 
 
-@pytest.mark.parametrize("name", ["./absent", "/absent/folder", "~/absent", "some/nested/folder"])
-def test_a_missing_folder_is_said_to_be_missing(name):
-    with pytest.raises(FileNotFoundError, match="the model folder .* does not exist"):
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        *((one, FileNotFoundError, "the model folder .* does not exist") for one in ("./absent", "/absent/folder")),
+        *((one, FileNotFoundError, "the model folder .* does not exist") for one in ("~/absent", "some/nested/folder")),
+        (".", FileNotFoundError, r"holds no config\.json"),
+        ("absent.gguf", FileNotFoundError, r"the GGUF file absent\.gguf does not exist"),
+        ("nobody/nothing", ConnectionError, "neither a local folder nor .*hf download nobody/nothing --local-dir"),
+    ],
+)
+def test_a_policy_that_is_not_there_is_named_with_the_remedy(name, error, message, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
         load_policy(name)
-
-
-def test_a_model_is_known_by_what_it_is_loaded_by(policy_folder):
-    assert known_as(load_policy("embedded", revision="step-1000", progress=False).model) == "embedded"
-    assert known_as(load_policy(policy_folder).model) == str(policy_folder)
-    assert known_as(tiny_model("qwen2")) == "Qwen2ForCausalLM"
-
-
-def test_a_folder_without_a_model_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"holds no config\.json"):
-        load_policy(tmp_path)
-
-
-def test_a_folder_without_weights_is_named(tmp_path, policy_folder):
-    tiny_model("qwen2").config.save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(OSError, match="the model folder .* cannot be loaded"):
-        load_policy(tmp_path)
-
-
-def test_a_missing_gguf_file_is_named():
-    with pytest.raises(FileNotFoundError, match=r"the GGUF file absent\.gguf does not exist"):
-        load_policy("absent.gguf")
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF" + bytes(40), b"\x00\xff" * 500])
@@ -69,10 +57,17 @@ def test_a_damaged_gguf_file_is_said_to_be_damaged(tmp_path, content):
         load_policy(tmp_path / "model.gguf")
 
 
-def test_an_unreachable_hub_gives_the_remedy(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ConnectionError, match=r"neither a local folder nor .*hf download nobody/nothing --local-dir"):
-        load_policy("nobody/nothing")
+def test_a_model_is_known_by_what_it_is_loaded_by(policy_folder):
+    assert known_as(load_policy("embedded", revision="step-1000", progress=False).model) == "embedded"
+    assert known_as(load_policy(policy_folder).model) == str(policy_folder)
+    assert known_as(tiny_model("qwen2")) == "Qwen2ForCausalLM"
+
+
+def test_a_folder_without_weights_is_named(tmp_path, policy_folder):
+    tiny_model("qwen2").config.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(OSError, match="the model folder .* cannot be loaded"):
+        load_policy(tmp_path)
 
 
 def copied(folder, target, without=()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from dataclasses import replace
@@ -29,6 +28,11 @@ BANDS = {  # what counts as near a real model
     "top16_share": (0.0, 0.85),
     "wrong_over_right": (1.2, 3.0),
 }
+
+
+@pytest.fixture(scope="module")
+def card():
+    return (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -172,22 +176,19 @@ def test_a_real_model_is_near():
     assert 0.5 <= profile.optimal_constant_ratio <= 1.0
 
 
-def test_the_card_states_the_same_bands_and_none_is_missed():
-    card = (FOLDER / "README.md").read_text(encoding="utf-8")
+def test_the_card_states_the_same_bands_and_none_is_missed(card):
     found = re.findall(r"\| ([\d.]+) to ([\d.]+) \|[^|]*\|[^|]*\| ([\d.]+) \|", card)
     assert [(float(least), float(largest)) for least, largest, _ in found] == list(BANDS.values())
     assert all(float(least) <= float(value) <= float(largest) for least, largest, value in found)
 
 
-def test_problems_of_the_card_are_of_this_kind():
-    card = (FOLDER / "README.md").read_text(encoding="utf-8")
+def test_problems_of_the_card_are_of_this_kind(card):
     example = re.sub(r"\s+", " ", re.search(r"`(Mia has.*?)`", card, flags=re.DOTALL).group(1))
     assert parse_problem(example).counts[-1] == 11
     assert "The answer is 11." in card
 
 
-def test_model_card_states_what_was_measured():
-    card = (FOLDER / "README.md").read_text(encoding="utf-8")
+def test_model_card_states_what_was_measured(card):
     success = float(re.search(r"right answers \| ([\d.]+)%", card).group(1))
     mixed = float(re.search(r"both right and wrong answers \| ([\d.]+)%", card).group(1))
     correlation, low, high = map(float, re.search(r"within a prompt \| (\S+) \[(\S+), (\S+)\]", card).groups())
@@ -197,24 +198,6 @@ def test_model_card_states_what_was_measured():
     assert high < 0
     assert "by construction" in card
     assert "Apache-2.0" in card
-
-
-def test_checkpoints_load_into_the_architecture_and_approach_the_end(model):
-    recipe = json.loads((FOLDER / "config.json").read_text())["training_recipe"]
-    files = sorted((FOLDER / "checkpoints").iterdir())
-    assert files[-1].name == f"step-{recipe['steps'] - 8:04d}.safetensors"
-    names = {name for name, _ in model.named_parameters()}
-    distances = []
-    for file in files:
-        stored = safetensors_torch.load_file(file)
-        assert set(stored) == names
-        assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
-        squares = [
-            (parameter.detach() - stored[name].float()).pow(2).sum() for name, parameter in model.named_parameters()
-        ]
-        distances.append(float(sum(squares)))
-    assert distances == sorted(distances, reverse=True)
-    assert distances[-1] > 0
 
 
 def test_second_moments_are_there_for_every_parameter(model):

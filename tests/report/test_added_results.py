@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 
-import matplotlib as mpl
 import pytest
 from comparison_batches import quietly, sized_batch
 from saved_runs import save_run
@@ -19,7 +18,6 @@ from gradstats.report.saved_results import read_results
 from gradstats.system import files
 from gradstats.system.files import read_json, write_json
 
-mpl.use("Agg")
 NAME = "curve_asymmetric_delta"
 
 

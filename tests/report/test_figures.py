@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from command_line import run
 from legibility import assert_legible
 from saved_runs import save_answer, save_run
 from small_runs import only_two_figures
@@ -17,7 +18,6 @@ from small_runs import only_two_figures
 from gradstats import plots
 from gradstats.analyses import registry
 from gradstats.answers import Answer
-from gradstats.cli import commands
 from gradstats.config.experiment import FiguresSection
 from gradstats.report import figures
 from gradstats.report.figures import (
@@ -51,16 +51,6 @@ def kept(monkeypatch):
     return figures
 
 
-def command(monkeypatch, capsys, *words):
-    monkeypatch.setattr(sys, "argv", ["gradstats", "export", *map(str, words), "--only", "figures"])
-    code = 0
-    try:
-        commands.main()
-    except SystemExit as stop:
-        code = stop.code
-    return code, *capsys.readouterr()
-
-
 def test_a_run_is_drawn_byte_identically_in_every_format(runs, tmp_path, monkeypatch):
     only_two_figures(monkeypatch)
     figure_style = FiguresSection(venue="acl", column="half", formats=["pdf", "svg", "png", "pgf"])
@@ -83,8 +73,6 @@ def test_a_run_is_drawn_byte_identically_in_every_format(runs, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "name at least one run directory"),
-        (["nowhere"], "nowhere is not a run directory: create one with `gradstats run EXPERIMENT --out nowhere`"),
         (["RUN", "--venue", "nature"], "invalid choice 'nature' for argument '--venue'"),
         (["RUN", "--formats", "bmp"], "invalid choice 'bmp' for argument '--formats'"),
         (["RUN", "--out", "FILE/figures"], "is not a folder: choose another path"),
@@ -93,7 +81,7 @@ def test_a_run_is_drawn_byte_identically_in_every_format(runs, tmp_path, monkeyp
 def test_bad_input_is_one_sentence(runs, monkeypatch, capsys, tmp_path, words, message):
     (tmp_path / "file").write_text("")
     words = [word.replace("RUN", str(runs[0])).replace("FILE", str(tmp_path / "file")) for word in words]
-    code, _, err = command(monkeypatch, capsys, *words)
+    code, _, err = run(monkeypatch, capsys, "export", *words, "--only", "figures")
     assert code != 0
     assert message in " ".join(err.split())
 
@@ -128,13 +116,13 @@ def test_each_figure_is_drawn_once_for_folder_and_report(runs, tmp_path, monkeyp
             yield replace(one, declared=noted)
 
     monkeypatch.setattr(figures, "figures_of", lambda run, style=None: list(counted(run, style)))
-    run = read_results(runs[0])
-    written = draw_run_for_report(run, tmp_path, run.figure_style)
-    page = report_page(run, written.svgs)
+    saved = read_results(runs[0])
+    written = draw_run_for_report(saved, tmp_path, saved.figure_style)
+    page = report_page(saved, written.svgs)
     assert len(set(drawn)) == len(drawn) == 2
     assert {path.stem for path in written.paths} == set(written.svgs) == set(drawn)
     # The page by itself draws the same figures.
-    alone = report_page(run)
+    alone = report_page(saved)
     assert len(drawn) == 4
     captions = [re.findall(r'<svg role="img" aria-label="([^"]*)"', text) for text in (page, alone)]
     assert captions[0] == captions[1]
@@ -163,11 +151,25 @@ def test_the_first_figure_of_estimators_is_at_matched_signal(runs):
 
 
 def test_estimators_their_order_and_their_names_are_chosen(runs, monkeypatch, capsys, tmp_path):
-    words = (runs[0], "--out", tmp_path, "--formats", "svg", "--estimators", "reinforce", "rloo", "--order", "listed")
-    code, _, err = command(monkeypatch, capsys, *words, "--labels", "reinforce=no baseline, $b = 0$")
+    words = (
+        runs[0],
+        "--only",
+        "figures",
+        "--out",
+        tmp_path,
+        "--formats",
+        "svg",
+        "--estimators",
+        "reinforce",
+        "rloo",
+        "--order",
+        "listed",
+    )
+    named = ("--labels", "reinforce=no baseline, $b = 0$")
+    code, _, err = run(monkeypatch, capsys, "export", *words, *named)
     assert (code, err) == (0, "")
     assert list(pd.read_csv(tmp_path / "variance.csv")["estimator"]) == ["reinforce", "rloo"]
-    code, _, err = command(monkeypatch, capsys, *words[:-4], "rlo")
+    code, _, err = run(monkeypatch, capsys, "export", *words[:-4], "rlo")
     assert code != 0
     assert "estimators: no run has a row of 'rlo': choose from rloo, reinforce" in " ".join(err.split())
 
@@ -205,11 +207,8 @@ def test_a_comparison_of_fewer_prompts_states_their_number(runs):
 
 
 def test_several_runs_are_labelled_and_warned_about(runs, monkeypatch, capsys, tmp_path):
-    words = ["gradstats", "export", *map(str, runs), "--only", "figures", "--out", str(tmp_path)]
-    words += ["--formats", "svg", "--venue", "iclr"]
-    monkeypatch.setattr(sys, "argv", words)
-    commands.main()
-    out, err = capsys.readouterr()
+    words = ("--only", "figures", "--out", tmp_path, "--formats", "svg", "--venue", "iclr")
+    _, out, err = run(monkeypatch, capsys, "export", *runs, *words)
     assert "the runs differ in sampling.temperature (warm: 1.0, cool: 0.6)" in err
     assert out == f"{tmp_path}: 2 figures (svg, csv)\n"
     assert {path.name for path in tmp_path.iterdir()} == {
@@ -279,26 +278,21 @@ def test_many_estimators_are_drawn_in_a_panel_for_each_run(runs, tmp_path, monke
 
 @pytest.mark.filterwarnings("ignore:the runs differ in sampling.temperature")
 @pytest.mark.parametrize("column", ["half", "full"])
-def test_panels_of_runs_with_long_names_have_letters(runs, tmp_path, monkeypatch, kept, column):
+def test_long_names_of_models_fit_below_the_axes_and_above_panels(runs, tmp_path, kept, column, monkeypatch):
     names = [
         "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B, after 200 steps of training",
         "Qwen/Qwen2.5-Math-1.5B-Instruct",
     ]
-    monkeypatch.setattr("gradstats.report.figures._MOST_ROWS", 1)
     style = FiguresSection(venue="neurips", column=column, formats=["png"])
-    draw_overlay([read_results(run) for run in runs], tmp_path, style, names)
-    figure = kept["variance"]
-    figure.canvas.draw()
-    assert_legible(figure)
-    assert [ax.get_title() for ax in figure.axes] == ["a", "b"]
-    assert figure.get_supxlabel().replace("\n", " ") == f"a: {names[0]} b: {names[1]}"
-
-
-@pytest.mark.filterwarnings("ignore:the runs differ in sampling.temperature")
-@pytest.mark.parametrize("column", ["half", "full"])
-def test_long_names_of_models_fit_below_the_axes(runs, tmp_path, kept, column):
-    names = ["deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B (temperature 1)", "Qwen/Qwen2.5-Math-1.5B-Instruct (step 200)"]
-    style = FiguresSection(venue="neurips", column=column, formats=["png"])
+    with monkeypatch.context() as patched:
+        patched.setattr("gradstats.report.figures._MOST_ROWS", 1)
+        draw_overlay([read_results(run) for run in runs], tmp_path, style, names)
+    panels = kept.pop("variance")
+    panels.canvas.draw()
+    assert_legible(panels)
+    assert [ax.get_title() for ax in panels.axes] == ["a", "b"]
+    assert panels.get_supxlabel().replace("\n", " ") == f"a: {names[0]} b: {names[1]}"
+    kept.clear()
     draw_overlay([read_results(run) for run in runs], tmp_path, style, names)
     for figure in kept.values():
         figure.canvas.draw()

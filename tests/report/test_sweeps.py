@@ -68,12 +68,16 @@ def test_the_differences_are_written_and_gone_when_no_prompts_are_shared(tmp_pat
     assert not (folder / "cell_differences.csv").exists()
 
 
-def test_a_table_of_the_users_is_not_replaced(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("cell_differences.csv", "a sweep's paired differences"), ("sweep.csv", "a sweep that gradstats wrote")],
+)
+def test_a_table_of_the_users_is_not_replaced(name, what, tmp_path):
     folder = saved_sweep(tmp_path / "sweep")
-    (folder / "cell_differences.csv").write_text("mine\n1\n")
-    with pytest.raises(FileExistsError, match="is not the table of a sweep's paired differences"):
-        write_sweep_results(gs.read_sweep(folder), FiguresSection(formats=["png"]))
-    assert (folder / "cell_differences.csv").read_text() == "mine\n1\n"
+    (folder / name).write_text("mine\n1\n")
+    with pytest.raises(FileExistsError, match=f"is not the table of {what}"):
+        write_sweep_results(gs.read_sweep(folder), FiguresSection(formats=[]))
+    assert (folder / name).read_text() == "mine\n1\n"
 
 
 def test_one_row_for_each_cell_and_estimator(tmp_path):
@@ -138,11 +142,3 @@ def test_what_is_not_a_sweep_is_refused(tmp_path):
         (tmp_path / "sweep.json").write_text(json.dumps({"name": "x", "varied": [], "cells": cells}))
         with pytest.raises(ValueError, match=f"names the folder '{folder}', which is not in"):
             gs.read_sweep(tmp_path)
-
-
-def test_a_table_of_the_users_is_not_replaced_of_sweeps(tmp_path):
-    folder = saved_sweep(tmp_path / "sweep")
-    (folder / "sweep.csv").write_text("mine\n1\n")
-    with pytest.raises(FileExistsError, match="is not the table of a sweep that gradstats wrote"):
-        write_sweep_results(gs.read_sweep(folder), FiguresSection(formats=["png"]))
-    assert (folder / "sweep.csv").read_text() == "mine\n1\n"

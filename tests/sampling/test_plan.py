@@ -112,21 +112,13 @@ def test_answers_survive_a_failure_and_are_removed_after_success(tmp_path):
             read_answers(path)
 
 
-def test_other_samplers_are_left_alone(tmp_path):
-    def fail():
-        raise ConnectionError
-
-    with pytest.raises(ConnectionError):
-        draw_keeping_answers(Engine(), answers_path(tmp_path, 0), fail)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_batch_that_fails_before_an_answer_leaves_no_file(tmp_path):
+@pytest.mark.parametrize("sampler", [Engine, Server])
+def test_without_an_answer_that_is_kept_a_failure_leaves_no_file(sampler, tmp_path):
     def fail():
         raise ConnectionError("refused")
 
     with pytest.raises(ConnectionError, match="refused"):
-        draw_keeping_answers(Server(), answers_path(tmp_path, 0), fail)
+        draw_keeping_answers(sampler(), answers_path(tmp_path, 0), fail)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -20,7 +20,6 @@ from gradstats.rollouts.table import read_rollouts
 from gradstats.sampling import SamplerSettings
 from gradstats.sampling.plan import open_sampler
 from gradstats.sampling.sample import sample
-from gradstats.sampling.sampler import Completion
 from gradstats.sampling.server_sampler import DIALECTS, MalformedAnswerError, ServerSampler
 
 Answer = Callable[[dict[str, Any], int], tuple[int, Any]]
@@ -477,25 +476,6 @@ def test_each_failure_ends_in_its_sentence(policy, answer, kind, message):
 
 
 @pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ({"token_ids": [5, 2**40]}, "the token id 1099511627776"),
-        ({"token_ids": [5, -1]}, "the token id -1"),
-        ({"token_ids": [5] * 30}, "30 tokens where at most 4 were requested"),
-        ({"token_ids": [5], "logprobs": {"token_logprobs": [0.5]}}, "the log-probability 0.5"),
-        ({"token_ids": [5], "logprobs": {"token_logprobs": [-1e999]}}, "the log-probability -inf"),
-        ({"token_ids": [5], "logprobs": {"token_logprobs": [-1e30]}}, r"the log-probability -1e\+30"),
-        ({"token_ids": [5], "logprobs": {"token_logprobs": [-9999.0]}}, "the log-probability -9999.0"),
-    ],
-)
-def test_answers_that_the_policy_cannot_have_drawn_are_refused(policy, entry, message):
-    sampler = ServerSampler(policy, "http://localhost/v1", model="tiny", max_retries=0)
-    answered = Completion(entry["token_ids"], entry.get("logprobs", {}).get("token_logprobs"), "length", "engine")
-    with pytest.raises(MalformedAnswerError, match=f"answered with {message}: it serves another model"):
-        sampler._plausible(answered, 4)
-
-
-@pytest.mark.parametrize(
     ("choice", "message"),
     [
         ({"token_ids": [5, 5, 1]}, "with the text 'ab' and with token ids of another text .*'bb.*: it serves another"),
@@ -510,7 +490,12 @@ def test_answers_that_the_policy_cannot_have_drawn_are_refused(policy, entry, me
         ({"token_ids": ["a", 5]}, "the token id 'a'"),
         ({"token_ids": "ab"}, "'ab' where a list belongs"),
         ({"logprobs": content("ab", -1.0, -1.0, id=2**40)}, "the token id 1099511627776"),
+        ({"token_ids": [4, -1]}, "the token id -1"),
         ({"token_ids": [4] * 30}, "30 tokens where at most 8 were requested"),
+        *(
+            ({"token_ids": [4, 5], "logprobs": {"token_logprobs": [wrong, -1.0]}}, f"the log-probability {wrong}")
+            for wrong in (0.5, -math.inf, -9999.0)
+        ),
     ],
 )
 def test_answers_that_contradict_themselves_are_refused(policy, choice, message):

@@ -27,6 +27,11 @@ with only_writer(sys.argv[1]):
 """
 
 
+def enter(context):
+    with context:
+        pass
+
+
 @pytest.fixture
 def holder(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", _HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
@@ -37,11 +42,8 @@ def holder(tmp_path):
 
 
 def test_a_second_writer_is_refused_by_name_and_a_killed_one_is_not_waited_for(tmp_path, holder):
-    with (
-        pytest.raises(LockedError, match=rf"another process is working on .* \(process {holder.pid} on .*, since 20"),
-        only_writer(tmp_path),
-    ):
-        pass
+    with pytest.raises(LockedError, match=rf"another process is working on .* \(process {holder.pid} on .*, since 20"):
+        enter(only_writer(tmp_path))
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     assert json.loads((tmp_path / LOCK).read_text())["pid"] == holder.pid
@@ -52,33 +54,28 @@ def test_a_second_writer_is_refused_by_name_and_a_killed_one_is_not_waited_for(t
 
 def test_the_lock_of_another_host_is_respected(tmp_path):
     (tmp_path / LOCK).write_text(json.dumps({"host": "elsewhere", "pid": 7, "started": "2026-01-01"}))
-    with (
-        pytest.raises(LockedError, match=r"locked by another host \(process 7 on elsewhere, since 2026-01-01\)"),
-        only_writer(tmp_path),
-    ):
-        pass
+    with pytest.raises(LockedError, match=r"locked by another host \(process 7 on elsewhere, since 2026-01-01\)"):
+        enter(only_writer(tmp_path))
     assert (tmp_path / LOCK).exists()
 
 
 @pytest.mark.parametrize("left", [b"", b'{"host": "a', b"\xff\x00", b"[1]", b'"x"', b"null"])
 def test_what_a_writer_killed_while_it_locked_left_behind_is_taken_over(tmp_path, left):
     (tmp_path / LOCK).write_bytes(left)
-    with only_writer(tmp_path):
-        pass
+    enter(only_writer(tmp_path))
     assert not (tmp_path / LOCK).exists()
 
 
 def test_a_folder_in_the_place_of_the_lock_is_named(tmp_path):
     (tmp_path / LOCK).mkdir()
-    with pytest.raises(LockedError, match="is a folder, but the lock file of .* belongs there"), only_writer(tmp_path):
-        pass
+    with pytest.raises(LockedError, match="is a folder, but the lock file of .* belongs there"):
+        enter(only_writer(tmp_path))
 
 
 def test_the_lock_is_freed_after_an_error(tmp_path):
     with pytest.raises(ZeroDivisionError), only_writer(tmp_path):
         raise ZeroDivisionError
-    with only_writer(tmp_path):
-        pass
+    enter(only_writer(tmp_path))
 
 
 @pytest.mark.parametrize("target", ["thesis.tex", "folder", "nowhere"])
@@ -88,11 +85,8 @@ def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path, target):
     run = tmp_path / "run"
     run.mkdir()
     (run / LOCK).symlink_to(tmp_path / target)
-    with (
-        pytest.raises(LockedError, match=r"\.lock is a symbolic link, but the lock file of .* belongs there: remove"),
-        only_writer(run),
-    ):
-        pass
+    with pytest.raises(LockedError, match=r"\.lock is a symbolic link, but the lock file of .* belongs there: remove"):
+        enter(only_writer(run))
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
     assert (run / LOCK).is_symlink()
     assert not (tmp_path / "nowhere").exists()
@@ -108,11 +102,8 @@ class FullDisk(io.FileIO):
 def test_a_full_disk_is_named_and_the_empty_lock_is_taken_over(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(os, "fdopen", lambda descriptor, mode, buffering: FullDisk(descriptor, mode))
-        with (
-            pytest.raises(OSError, match=rf"no space is left to write {tmp_path}/\.lock: free some"),
-            only_writer(tmp_path),
-        ):
-            pass
+        with pytest.raises(OSError, match=rf"no space is left to write {tmp_path}/\.lock: free some"):
+            enter(only_writer(tmp_path))
     with only_writer(tmp_path):
         assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
 
@@ -225,8 +216,3 @@ def test_a_claim_is_of_one_process_and_ends_with_it(tmp_path, holder):
         assert file is not None
         assert again is None
     assert list(tmp_path.iterdir()) == []
-
-
-def enter(context):
-    with context:
-        pass

@@ -45,32 +45,19 @@ def test_ghost_equals_autograd_for_every_parameter(architecture, tied):
     assert set(measured.sq_norms_by_block) == {name for name, _ in model.named_parameters()}
 
 
-@pytest.mark.parametrize(("architecture", "tied"), ARCHITECTURES[::3])
-def test_auto_takes_ghost_and_says_nothing(architecture, tied, rollouts):
-    measured = gradients.measure(any_model(architecture, tied), rollouts, sketch_dim=None, progress=False)
-    assert measured.metadata["engine"] == "ghost"
-    assert measured.metadata["engines_passed_over"] == {}
-
-
 @pytest.mark.parametrize(
-    "params",
+    ("architecture", "params"),
     [
-        r"norm",
-        r"lm_head",
-        r"embed_tokens",
-        r"bias",
-        r"layers\.1\.",
-        r"layers\.0\.self_attn\.q_proj\.weight",
-        r"layers\.1\.mlp\.down",
+        *(
+            ("qwen2", one)
+            for one in ("norm", "lm_head", "embed_tokens", "bias", r"layers\.1\.", r"layers\.1\.mlp\.down")
+        ),
+        ("qwen2", r"layers\.0\.self_attn\.q_proj\.weight"),
+        *(("gpt2", one) for one in ("wpe", "wte", r"ln_1\.bias", r"c_attn\.(weight|bias)")),
     ],
 )
-def test_subsets_of_parameters(params):
-    assert_exact(any_model("qwen2"), ragged_rollouts(4), params=params)
-
-
-@pytest.mark.parametrize("params", [r"wpe", r"wte", r"ln_1\.bias", r"c_attn\.(weight|bias)"])
-def test_subsets_of_gpt2(params):
-    assert_exact(any_model("gpt2", True), ragged_rollouts(4), params=params)
+def test_subsets_of_parameters(architecture, params):
+    assert_exact(any_model(architecture, architecture == "gpt2"), ragged_rollouts(4), params=params)
 
 
 def test_a_module_used_twice():

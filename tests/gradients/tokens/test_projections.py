@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import ragged_rollouts, tiny_model
 from gradient_models import any_model, lora_model
-from metrics import random_metric, unit_metric
+from metrics import random_metric
 from token_gradients import directions, flat, token_gradients
 from torch import nn
 from torch.func import functional_call, jvp
@@ -184,16 +184,6 @@ def test_token_scores_in_a_metric_are_those_of_scaled_gradients(architecture, ti
         np.testing.assert_allclose(measured.heavy_sq_norms[row], energy[measured.heavy_positions[row]], rtol=1e-8)
         np.testing.assert_allclose(measured.sq_norms[row], np.square(scaled.sum(axis=0)).sum(), rtol=1e-8)
     assert measured.metadata["token_self_check"] < 1e-10
-
-
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-def test_a_metric_of_ones_leaves_projections_as_they_are(rollouts):
-    model = any_model("llama", True)
-    options = {"token_probes": 4, "sketch_dim": None, "progress": False}
-    plain = gradients.measure(model, rollouts, **options)
-    ones = gradients.measure(model, rollouts, metric=unit_metric(model), **options)
-    for one, other in zip(plain.token_projections, ones.token_projections, strict=True):
-        np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-10)
 
 
 def test_directions_are_isotropic():
