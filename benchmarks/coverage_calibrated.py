@@ -125,8 +125,8 @@ def one_data_set(spread: float, proxy: str, n_measured: int, n: int, seed: int) 
 def simulate(spread: float, proxy: str, n_measured: int, n: int, sets: int) -> pd.DataFrame:
     """The row of each interval of one population, proxy and size."""
     frame = pd.DataFrame([one for seed in range(sets) for one in one_data_set(spread, proxy, n_measured, n, seed)])
-    grouped = frame.groupby(["estimator", "quantity"], sort=False)
-    means = grouped.mean().reset_index()
+    grouped: Any = frame.groupby(["estimator", "quantity"], sort=False)
+    means: pd.DataFrame = grouped.mean().reset_index()
     means["worst_width"] = grouped["width"].max().to_numpy()
     means["factor_of_errors"] = means.pop("error_without") / means.pop("error")
     about = {"spread": spread, "proxy": proxy, "n_measured": n_measured, "n_prompts": n, "data_sets": sets}

@@ -81,7 +81,7 @@ class NoiseByProxy(Row):
         limits=NOT_NEGATIVE,
     )
     trace_cov: Calibrated | None = estimate("tr Cov of one group's gradient, calibrated", "tr Cov", limits=NOT_NEGATIVE)
-    factor_trace_cov: float = column("the same of tr Cov", "prompts × (tr Cov)", file="stats/variance/calibrated.py")
+    factor_trace_cov: float = column("the same of tr Cov", "prompts × (tr Cov)")
     coefficient: float = column("λ of its ratio; 0 where the proxy does not help", file="stats/variance/calibrated.py")
 
 
@@ -228,7 +228,7 @@ def log_noise(
 def _matched(log: Log, run: Measurement, name: str) -> np.ndarray:
     """Return the name of each completion's prompt: that of the measurement where it is measured, else its number."""
     columns = [one for one in ("prompt_id", "prompt_text") if one in run.rollouts.frame]
-    frame = run.rollouts.frame[columns].drop_duplicates("prompt_id")
+    frame = pd.DataFrame(run.rollouts.frame[columns]).drop_duplicates("prompt_id")
     found = [log.numbers_of(list(map(str, frame[one]))) for one in columns]
     numbers = max(found, key=lambda one: int(np.sum(one >= 0)))
     if (numbers < 0).all():

@@ -7,11 +7,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gradstats.analyses import Analysis, drift, log_lengths, mismatch, registry, silent_groups
+from gradstats.analyses import Analysis, drift, log_lengths, log_noise, mismatch, registry, silent_groups
 from gradstats.report.analysis_tables import table_of
 from gradstats.rollouts import Log
 
-ASK = {"silent_groups": silent_groups, "log_lengths": log_lengths, "mismatch": mismatch, "drift": drift}
+ASK = {
+    "silent_groups": silent_groups,
+    "log_noise": log_noise,
+    "log_lengths": log_lengths,
+    "mismatch": mismatch,
+    "drift": drift,
+}
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +113,7 @@ def test_every_question_of_a_log_is_declared_and_drawn(name, log):
     ("name", "without", "message"),
     [
         ("log_lengths", ["length"], "the log has no lengths: name the column"),
+        ("log_noise", ["length"], "the log has no lengths: name the column"),
         ("mismatch", ["log_ratio"], "no log-probabilities of both sampler and trainer"),
         ("drift", [], "the log holds one step: give the files of several"),
     ],

@@ -251,7 +251,8 @@ class _Parts:
         deviations = np.sqrt([_of_mean(self.influence) + self.shared, _of_mean(self.others)])
         quantiles = np.array([self._quantiles(confidence_level), self._quantiles_of_others(confidence_level)])
         below, above = np.sqrt(((quantiles * deviations[:, None]) ** 2).sum(axis=0))
-        carried = self.values is None or min(map(prompts_that_carry, (self.values, self.proxies))) >= FEWEST_CARRIERS
+        means = [one for one in (self.values, self.proxies) if one is not None]
+        carried = all(prompts_that_carry(one) >= FEWEST_CARRIERS for one in means)
         with np.errstate(over="ignore"):
             high = float(np.exp(self.value + above)) if carried else math.inf
             return float(np.exp(self.value)), float(np.exp(self.value - below)), high
@@ -259,7 +260,8 @@ class _Parts:
     def _quantiles(self, level: float) -> tuple[float, float]:
         """Return how many standard errors of the measured prompts the ends lie below and above."""
         if self.values is None:
-            return (_symmetric(self.influence, level),) * 2
+            both = _symmetric(self.influence, level)
+            return both, both
         student = float(scipy.special.stdtrit(len(self.influence) - 1.0, 0.5 + level / 2.0))
         below = lognormal_quantile(self.influence, level) if np.sum(_centred(self.influence) ** 3) < 0 else 0.0
         return max(student, below), max(student, _of_tail(self.values, level))
@@ -268,10 +270,11 @@ class _Parts:
         if not self.others.any():
             return 0.0, 0.0
         if self.proxies is None:
-            return (_symmetric(self.others, level),) * 2
+            both = _symmetric(self.others, level)
+            return both, both
         student = float(scipy.special.stdtrit(len(self.others) - 1.0, 0.5 + level / 2.0))
         ends = student, max(student, _of_tail(self.proxies, level))
-        return ends if self.coefficient > 0 else ends[::-1]
+        return ends if self.coefficient > 0 else (ends[1], ends[0])
 
 
 def _centred(values: np.ndarray) -> np.ndarray:
@@ -438,13 +441,13 @@ def calibrate(
     proxies = range(len(by_proxy.names) if FEWEST_PROMPTS <= n_matched < len(at) else 0)
     controlled = [[[one.controlled(proxy, places) for one in row] for row in quantities] for proxy in proxies]
     gains = [sum(math.log(max(one.factor, 1.0)) for row in rows for one in row if one) for rows in controlled]
-    best = int(np.argmax(gains)) if gains else None
-    parts = [[None, None] for _ in chosen] if best is None else controlled[best]
+    best = int(np.argmax(gains)) if gains else 0
+    parts = controlled[best] if controlled else [[None, None] for _ in chosen]
     rows = [
         CalibratedRow(one.label, *(quantity.calibrated(part) for quantity, part in zip(row, of_row, strict=True)))
         for one, row, of_row in zip(chosen, quantities, parts, strict=True)
     ]
-    helps = best is not None and any(row.trace_cov.helps or row.ratio.helps for row in rows)
+    helps = any(row.trace_cov.helps or row.ratio.helps for row in rows)
     return Calibration(tuple(rows), by_proxy.names[best] if helps else "", base.label, len(places), n_matched, by_proxy)
 
 
