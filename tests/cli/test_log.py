@@ -89,7 +89,8 @@ def logged(tmp_path_factory):
     logit = np.array([np.sum((1.0 - np.exp(of)) ** 2) for of in tokens[:120]])
     sketches = rng.normal(size=(120, 64)) * np.sqrt(logit / 64.0)[:, None]
     norms = pd.DataFrame({"all": (sketches**2).sum(axis=1)})
-    Measurement(rollouts, norms, sketches, *[tokens[:120]] * 4).save(folder / "run")
+    scored = tokens[:120]
+    Measurement(rollouts, norms, sketches, scored, scored, scored, scored).save(folder / "run")
     return path, folder / "run"
 
 
