@@ -28,6 +28,7 @@ RETURNED_BY = {
     "analyses.RatioDiagnostics": "ratio_diagnostics",
     "analyses.PromptPlan": "plan_alpha",
     "analyses.SamplerGap": "sampler_gap",
+    "analyses.LogNoise": "analyses.log_noise",
     "analyses.SilentGroups": "analyses.silent_groups",
     "analyses.Spike": "analyses.spike",
     "analyses.SuccessBins": "variance_by_success",

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # Other steps whose standard deviation is taken.
 _FEWEST_OTHERS = 3
 #: Column of a log → what stands for the squared norm of a completion's score, the better first.
-_PROXIES = {"energy": " × Σ(1 − 2π + Σπ²): noise of the output layer", "length": " × {unit}"}
+_PROXIES = {"proxy_logit": " × Σ(1 − 2π + Σπ²): noise of the output layer", "length": " × {unit}"}
 
 
 def _named(frame: pd.DataFrame) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -38,6 +38,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "trainer": ("proximal_logprobs", "old_log_probs", "old_per_token_logps", "trainer_logprobs"),
     "entropy": ("entropy", "entropies"),
     "sum_pi_squared": ("sum_pi_squared",),
+    "proxy_logit": ("proxy_logit",),
+    "proxy_surprisal": ("proxy_surprisal",),
+    "proxy_entropy": ("proxy_entropy",),
     "advantage": ("advantage",),
 }
 #: The greatest weight of truncated importance sampling (TIS), and the band of token ratios that IcePop keeps.
@@ -61,8 +64,9 @@ class Log:
 
     Attributes:
         frame: a row per completion: ``step``, ``prompt`` and ``group`` (numbers from 0), ``reward``; where known
-            ``length``, ``truncated``, ``advantage``, ``entropy`` and ``sum_pi_squared`` (means over its tokens), and
-            ``energy``, the sum of 1 − 2π + Σπ² by the trainer's log-probabilities, or else the sampler's; with
+            ``length``, ``truncated``, ``advantage``, ``entropy`` and ``sum_pi_squared`` (means over its tokens),
+            ``proxy_surprisal``, ``proxy_entropy`` and ``proxy_logit`` (the sums of −log π, of entropies and of
+            1 − 2π + Σπ², by the trainer's log-probabilities, or else the sampler's); with
             log-probabilities of sampler and trainer ``log_ratio``, the sum of log π_trainer/π_sampler (NaN where tokens
             are unknown), ``n_ratios`` (tokens with both), ``abs_gap`` (the sum of absolute values), ``n_capped``
             (ratios above :data:`CAP`) and ``n_outside`` (ratios outside :data:`BAND`).
@@ -70,6 +74,7 @@ class Log:
         unit: of lengths, "tokens" or "letters".
         notes: what was assumed and left out, one sentence each.
         prompts: the name of each number of ``prompt``, a long text by its beginning; empty where they have none.
+        digests: the same names, long ones as digests, by which prompts of elsewhere are found.
     """
 
     frame: pd.DataFrame
@@ -77,6 +82,7 @@ class Log:
     unit: str = "tokens"
     notes: tuple[str, ...] = ()
     prompts: Sequence[str] = ()
+    digests: Sequence[str] = ()
 
     def __repr__(self) -> str:
         """Return what the log holds, in a line."""
@@ -104,6 +110,11 @@ class Log:
     def count(self, name: str) -> int:
         """Return the number of steps, prompts or groups."""
         return len(np.unique(self.labels(name)))
+
+    def numbers_of(self, prompts: Sequence[str]) -> Int[np.ndarray, " m"]:
+        """Return the numbers of prompts by their names; −1 for one that the log does not have."""
+        known = {name: number for number, name in enumerate(self.digests)}
+        return np.array([known.get(_key(name), -1) for name in prompts], dtype=np.int64)
 
     @property
     def group_size(self) -> int:
@@ -349,14 +360,10 @@ class _Reader:
                 rows[part] = np.divide(sums, counts, out=np.full(n, np.nan), where=counts > 0)
             elif part in of_part:
                 rows[part] = _numbers(of_part[part], part, where)
-        scored_by = next((part for part in ("trainer", "sampler") if part in of_part), "")
-        if scored_by and "sum_pi_squared" in of_part and _is_list(of_part["sum_pi_squared"]):
-            (squares, sizes), (logs, others) = flat("sum_pi_squared"), flat(scored_by)
-            rows["energy"] = np.full(n, np.nan)
-            if np.array_equal(sizes, others):
-                energy = 1.0 - 2.0 * np.exp(logs) + squares
-                counts = np.where(mask_of(sizes) & np.isfinite(energy), energy, 0.0)
-                rows["energy"] = np.bincount(np.repeat(np.arange(n), sizes), counts, n)
+        rows |= _proxies(of_part, flat, mask_of)
+        for part in ("proxy_logit", "proxy_surprisal", "proxy_entropy"):
+            if part in of_part:
+                rows[part] = _numbers(of_part[part], part, where)
         if {"sampler", "trainer"} <= set(of_part):
             drawn, sizes = flat("sampler")
             scored, others = flat("trainer")
@@ -470,7 +477,8 @@ class _Reader:
             notes.append("not every completion says how it ended: nothing is said of those cut off")
             frame = frame.drop(columns="truncated")
         kept = [one for one in frame if one not in ("sample", *GROUP_COLUMNS)]
-        return Log(pd.DataFrame(frame[kept]), name, self.unit, tuple(notes), self.prompts)
+        digests = tuple(self.names.get("prompt", ()))
+        return Log(pd.DataFrame(frame[kept]), name, self.unit, tuple(notes), self.prompts, digests)
 
 
 @dataclass(frozen=True)
@@ -633,6 +641,37 @@ def _ratios(
         "n_capped": np.bincount(at, logs > np.log(CAP), n),
         "n_outside": np.bincount(at, outside, n),
     }
+
+
+def _proxies(
+    of_part: Mapping[str, pa.ChunkedArray],
+    flat: Callable[[str], tuple[Float[np.ndarray, " tokens"], Int[np.ndarray, " n"]]],
+    mask_of: Callable[[Int[np.ndarray, " n"]], Bool[np.ndarray, " tokens"]],
+) -> dict[str, np.ndarray]:
+    """Return the sums over counted tokens that grow with a completion's squared gradient, as far as tokens are known.
+
+    They are those of the trainer's log-probabilities, or else of the sampler's; NaN where more than one is unknown.
+    """
+    found: dict[str, np.ndarray] = {}
+    listed = [part for part, column in of_part.items() if _is_list(column)]
+
+    def add(name: str, values: Float[np.ndarray, " tokens"], sizes: Int[np.ndarray, " n"]) -> None:
+        owner, counted = np.repeat(np.arange(len(sizes)), sizes), mask_of(sizes)
+        known = counted & np.isfinite(values)
+        unknown = np.bincount(owner[counted & ~known], minlength=len(sizes))
+        found[name] = np.where(unknown > 1, np.nan, np.bincount(owner[known], values[known], len(sizes)))
+
+    logs = next((part for part in ("trainer", "sampler") if part in listed), "")
+    if logs:
+        logprobs, sizes = flat(logs)
+        add("proxy_surprisal", -logprobs, sizes)
+        if "sum_pi_squared" in listed:
+            squares, others = flat("sum_pi_squared")
+            if np.array_equal(sizes, others):
+                add("proxy_logit", 1.0 - 2.0 * np.exp(logprobs) + squares, sizes)
+    if "entropy" in listed:
+        add("proxy_entropy", *flat("entropy"))
+    return found
 
 
 def _in_order(steps: Int[np.ndarray, " n"], group_size: int) -> Int[np.ndarray, " n"]:

@@ -7,11 +7,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gradstats.analyses import Analysis, drift, log_lengths, mismatch, registry, silent_groups, spike
+from gradstats.analyses import Analysis, drift, log_lengths, log_noise, mismatch, registry, silent_groups, spike
 from gradstats.report.analysis_tables import table_of
 from gradstats.rollouts import Log
 
-ASK = {"silent_groups": silent_groups, "log_lengths": log_lengths, "mismatch": mismatch, "drift": drift, "spike": spike}
+ASK = {
+    "silent_groups": silent_groups,
+    "log_noise": log_noise,
+    "log_lengths": log_lengths,
+    "mismatch": mismatch,
+    "drift": drift,
+    "spike": spike,
+}
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +119,7 @@ def test_every_question_of_a_log_is_declared_and_drawn(name, log):
     ("name", "without", "message"),
     [
         ("log_lengths", ["length"], "the log has no lengths: name the column"),
+        ("log_noise", ["length"], "the log has no lengths: name the column"),
         ("mismatch", ["log_ratio"], "no log-probabilities of both sampler and trainer"),
         ("drift", [], "the log holds one step: give the files of several"),
         ("spike", [], "the log holds one step: give the files of several"),

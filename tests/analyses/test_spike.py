@@ -117,7 +117,7 @@ def test_a_planted_outlier_is_named():
     assert "and other steps put it" in beside.sentence()
 
 
-@pytest.mark.parametrize("proxy", ["energy", "length", ""])
+@pytest.mark.parametrize("proxy", ["proxy_logit", "length", ""])
 def test_a_log_is_explained_by_proxy(proxy):
     rng = np.random.default_rng(0)
     step, prompt = (one.ravel() for one in np.meshgrid(np.arange(12), np.repeat(np.arange(10), 4), indexing="ij"))
@@ -126,8 +126,8 @@ def test_a_log_is_explained_by_proxy(proxy):
     frame = pd.DataFrame({"step": step, "prompt": prompt, "group": 10 * step + prompt, "reward": reward})
     weight = np.ones(len(frame))
     if proxy:
-        weight = length * (0.3 if proxy == "energy" else 1.0)
-        frame = frame.assign(length=length, **({"energy": weight} if proxy == "energy" else {}))
+        weight = length * (0.3 if proxy == "proxy_logit" else 1.0)
+        frame = frame.assign(length=length, **({"proxy_logit": weight} if proxy == "proxy_logit" else {}))
     found = spike(Log(frame, "made up", prompts=[f"question {at}" for at in range(10)]))
     means = frame.groupby("group")["reward"].transform("mean")
     frame = frame.assign(square=((frame["reward"] - means) / 3) ** 2 * weight)
@@ -140,7 +140,7 @@ def test_a_log_is_explained_by_proxy(proxy):
     if proxy:
         assert (found.number, found.rows[0].completion, found.rows[0].prompt) == (7, 302, "question 5")
         assert "step 7 has the largest of 12, " in found.sentence()
-    assert {"energy": "noise of the output layer", "length": "proxy (advantage² × tokens)"}.get(
+    assert {"proxy_logit": "noise of the output layer", "length": "proxy (advantage² × tokens)"}.get(
         proxy, "proxy (advantage²)"
     ) in str(found.sentence())
     given = Log(frame.assign(advantage=-3.0), "made up")

@@ -5,11 +5,14 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from gradstats.analyses import registry
 from gradstats.answers import Answer
+from gradstats.measurement import Measurement
 from gradstats.report.saved_results import read_results
+from gradstats.rollouts import Rollouts
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +51,7 @@ def test_the_screen_the_json_and_the_page_are_of_the_same_answers(answered, fold
     assert "<title>rollouts-of-verl – gradstats" in page
     assert 'id="manifest"' not in page
     assert "8, drawn" in printed
-    assert "α" not in page.partition('id="terms"')[0]  # nor sections of a run
+    assert 'id="alpha"' not in page  # nor sections of a run
     printed = answered("log", folder, "--json")
     found = json.loads(printed)
     assert list(found["answers"]) == [*registry.OF_LOGS]
@@ -63,7 +66,53 @@ def test_all_rows_notes_and_figures_are_given_on_request(answered, folder, tmp_p
     assert "7, counted" in printed
     assert "note: drift: the log holds one step" in " ".join(printed.split())
     assert "Fewer than 30%" in " ".join(printed.split())
-    assert {path.stem for path in tmp_path.glob("figures/*.pdf")} == {"silent_groups", "log_lengths", "mismatch"}
+    assert {path.stem for path in tmp_path.glob("figures/*.pdf")} == {*registry.OF_LOGS} - {"drift"}
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    """A log of 90 prompts × 4 completions with Σπ², and a measurement of the first 30."""
+    folder, rng = tmp_path_factory.mktemp("measured"), np.random.default_rng(0)
+    lengths, prompts = rng.integers(3, 30, 360), [f"p{at // 4}" for at in range(360)]
+    rewards = rng.integers(0, 2, 360).astype(float)
+    tokens = [rng.uniform(-2.0, -0.1, length) for length in lengths]
+    rows = [
+        {"prompt_id": prompt, "reward": reward, "rollout_log_probs": list(of), "sum_pi_squared": list(np.exp(2 * of))}
+        for prompt, reward, of in zip(prompts, rewards, tokens, strict=True)
+    ]
+    path = folder / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    some = lengths[:120]
+    rollouts = Rollouts.from_sequences([[1]] * 120, [[2] * n for n in some], rewards[:120], prompts[:120])
+    logit = np.array([np.sum((1.0 - np.exp(of)) ** 2) for of in tokens[:120]])
+    sketches = rng.normal(size=(120, 64)) * np.sqrt(logit / 64.0)[:, None]
+    norms = pd.DataFrame({"all": (sketches**2).sum(axis=1)})
+    scored = tokens[:120]
+    Measurement(rollouts, norms, sketches, scored, scored, scored, scored).save(folder / "run")
+    return path, folder / "run"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_noise_by_proxy_is_calibrated_by_a_run(answered, refused, logged, tmp_path):
+    path, measured = logged
+    printed = answered("log", path, "--json")
+    alone = json.loads(printed)["answers"]["log_noise"]
+    assert alone["sentence"].startswith("Noise of the output layer, by proxy (logit), at equal signal: ")
+    assert {row["ratio"] for row in alone["rows"]} == {None}
+    printed = answered("log", path, "--measured", measured, "--json")
+    found = json.loads(printed)["answers"]["log_noise"]
+    assert "With the proxy logit, 30 measured prompts of 90 are worth" in found["sentence"]
+    for row in found["rows"]:
+        assert min(abs(row["by_proxy"] - one["by_proxy"]) for one in alone["rows"]) < 1e-9
+        assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
+        assert row["factor_trace_cov"] >= 1.0
+    assert max(row["factor_trace_cov"] for row in found["rows"]) > 1.5
+    printed = answered("log", path, "--measured", measured)
+    assert "relative noise" in printed
+    other = tmp_path / "other.jsonl"
+    other.write_text(path.read_text().replace(': "p', ': "q'))
+    said = refused("log", other, "--measured", measured)
+    assert f"no prompt of the log other.jsonl is measured in {measured}: the log names prompts as 'q0', the run" in said
 
 
 def test_wrong_folders_are_refused_before_the_log_is_read(refused, folder, tmp_path):

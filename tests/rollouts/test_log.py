@@ -163,7 +163,7 @@ def test_energies_and_names_of_prompts_are_kept(tmp_path):
     ]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row | {"response_mask": [1, 0]}) + "\n" for row in rows))
     log = read_log(tmp_path / "log.jsonl")
-    np.testing.assert_allclose(log.column("energy"), 1 - 2 * np.exp(-1.0) + 0.5)
+    np.testing.assert_allclose(log.column("proxy_logit"), 1 - 2 * np.exp(-1.0) + 0.5)
     assert log.prompt_name(0) == "How many primes are ther…"
     (tmp_path / "log.csv").write_text("prompt,reward\n[{'role': x},1\n[{'role': x},0\n")
     assert read_log(tmp_path / "log.csv").prompt_name(0) == "[{'role': x}"
