@@ -35,6 +35,7 @@ ANALYSES = (
     "shift",
     "length_reward",
     "tokens",
+    "proxies",
     "profile",
     "plan",
 )

@@ -241,7 +241,7 @@ class Measurement:
             blocks of ``sq_norms_by_block``, which sum to ``sketches``; or None.
         proxies: (N,) arrays of what foretells a squared norm: of each sequence's counted tokens the sums "logit",
             "surprisal" and "entropy" (see :func:`forward_proxies`), and squared norms of the parts of its gradient that
-            belong to "norm_layers" and to the "head", an output embedding that is not tied to the input's, as far as
+            belong to ``"norm_layers"`` and to the ``"head"``, an output embedding that is not tied to the input's, as far as
             these parameters were measured. Empty where nothing recorded them.
 
     Raises:

@@ -108,6 +108,7 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         by_block = np.stack([0.3 * measured.sketches, 0.7 * measured.sketches], axis=1)
         in_blocks = replace(measured, sketches_by_block=by_block)
         frames["variance_by_block"] = gs.analyses.variance_by_block(in_blocks, section.estimators).to_frame()
+        frames["proxies"] = gs.analyses.proxies_by_block(measured).to_frame()
         engines = check_engines(tiny_model("qwen2"), dtypes=["float64"])
     report_points = pd.DataFrame(
         {"prompt_id": measured.rollouts.prompt_id, "length": measured.lengths, "sq_norm": measured.sq_norms}
