@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from gradstats.config.options import EUCLIDEAN, how_to_set, written
 from gradstats.config.sections import MeasurementSection
+from gradstats.measurement.scored import SCORED, all_scored
 from gradstats.measurement.state_values import stored_values
 from gradstats.measurement.token_scores import TokenScores
 from gradstats.rollouts.table import Rollouts, part_of_run, read_rollouts, refuse_different_policies
@@ -241,8 +242,10 @@ class Measurement:
             blocks of ``sq_norms_by_block``, which sum to ``sketches``; or None.
         proxies: (N,) arrays of what foretells a squared norm: of each sequence's counted tokens the sums "logit",
             "surprisal" and "entropy" (see :func:`forward_proxies`), and squared norms of the parts of its gradient that
-            belong to ``"norm_layers"`` and to the ``"head"``, an output embedding that is not tied to the input's, as far as
-            these parameters were measured. Empty where nothing recorded them.
+            belong to ``"norm_layers"`` and to the ``"head"``, an output embedding that is not tied to the input's, as
+            far as these parameters were measured. Empty where nothing recorded them.
+        scored: ``prompt_id``, ``sample_id``, ``reward``, ``length`` and the first three proxies of every completion of
+            a run that measures some of its prompts, of which these sequences are some; None elsewhere.
 
     Raises:
         ValueError: when the fields disagree about the number of sequences or of tokens.
@@ -275,6 +278,7 @@ class Measurement:
     fitted_values: list[np.ndarray] | None = None
     sketches_by_block: np.ndarray | None = None
     proxies: Mapping[str, np.ndarray] = field(default_factory=dict)
+    scored: pd.DataFrame | None = field(default=None, repr=False)
     # What analyses derived from a measurement that they share; None keeps nothing. A changed copy begins without.
     _derived: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -662,8 +666,10 @@ def read_measurement(folder: str | os.PathLike[str], *, partial: bool = False) -
         measured = Measurement.concatenate(_read_shards(folder, partial))
         if folder.name != "measurement":
             return measured
-        # Within a run, state values lie beside its measurement.
-        return replace(measured, **stored_values(folder.parent / "values", measured.rollouts))
+        # Within a run, state values lie beside its measurement, and proxies of what is not measured in it.
+        plan_file, rollouts = folder.parent / "rollouts" / PLAN, measured.rollouts
+        scored = all_scored(folder, plan_file, rollouts, measured.proxies, partial)
+        return replace(measured, scored=scored, **stored_values(folder.parent / "values", rollouts))
     rollouts = read_rollouts(folder / "rollouts.parquet")
     described = read_json(folder / "measurement.json")
     refuse_newer_format(folder, described.get("format", 1))
@@ -725,7 +731,11 @@ def _read_shards(folder: Path, partial: bool) -> Iterator[Measurement]:
     # Within a run, the plan of what was to be sampled: measuring may not have begun on all of it.
     sampled = folder.parent / "rollouts" / PLAN
     plan_file = sampled if folder.name == "measurement" and sampled.exists() else folder / PLAN
-    planned = planned_shards(folder, "", plan_file=plan_file, partial=partial)
+    scored: list[int] = []
+    if (folder / SCORED).is_dir():  # whose files say that a shard is finished, also where nothing of it is measured
+        finished = planned_shards(folder / SCORED, ".parquet", plan_file=plan_file, partial=partial)
+        scored = [] if finished is None else finished.numbers
+    planned = planned_shards(folder, "", plan_file=plan_file, partial=partial, unneeded=scored)
     if planned and plan_file != folder / PLAN:
         # Runs that share completions share the plan of these; what was measured states the settings of its own run.
         planned = replace(planned, origin=read_origin(folder) or planned.origin)
