@@ -35,6 +35,8 @@ from .length_reward import length_reward_correlation as length_reward_correlatio
 from .length_reward import plot_length_reward as plot_length_reward
 from .log_lengths import LogLengths as LogLengths
 from .log_lengths import log_lengths as log_lengths
+from .log_noise import LogNoise as LogNoise
+from .log_noise import log_noise as log_noise
 from .mismatch import Mismatch as Mismatch
 from .mismatch import mismatch as mismatch
 from .on_policy import OnPolicyCheck as OnPolicyCheck

@@ -40,7 +40,7 @@ ANALYSES = (
     "plan",
 )
 #: The questions of a trainer's log, a file each as well, in the order in which ``gradstats log`` answers them.
-OF_LOGS = ("silent_groups", "log_lengths", "mismatch", "drift")
+OF_LOGS = ("silent_groups", "log_noise", "log_lengths", "mismatch", "drift")
 #: The entry points by which an installed package declares analyses of its own: name = "module:ANALYSIS".
 _ENTRY_POINTS = "gradstats.analyses"
 #: The questions whose answers lie in the folder of a run itself, those of all others in its ``tables``.

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -30,6 +30,7 @@ def log(
     group_size: int | None = None,
     max_completion_length: int | None = None,
     most_silent: float = 0.1,
+    measured: Path | None = None,
     confidence_level: Level = CONFIDENCE_LEVEL,
     everything: All = False,
     notes: Notes = False,
@@ -39,7 +40,7 @@ def log(
     progress: Progress = True,
     as_json: AsJson = False,
 ) -> None:
-    """Answer from a trainer's log of completions: silent groups, lengths, mismatch of sampler and trainer, drift.
+    """Answer from a trainer's log of completions: silent groups, noise by proxy, lengths, mismatch, drift.
 
     Reads TRL's completions_*.parquet, verl's JSONL, rollouts and runs of gradstats, and any CSV, TSV, JSON Lines or
     Parquet with the name of a prompt and a reward in each row. Several steps are a series.
@@ -52,6 +53,7 @@ def log(
             rows are cut into such groups in their order.
         max_completion_length: the trainer's limit, where the log does not say which completions were cut off.
         most_silent: share of silent groups below which the number of completions is sought.
+        measured: a run that measured some of the log's prompts, which calibrates the noise of estimators by proxy.
         figures: a folder for the figures.
         out: a folder for tables, figures and a page, report.html.
     """
@@ -73,18 +75,20 @@ def log(
         progress=progress and sys.stderr.isatty(),
     )
     command = shlex.join(["gradstats", *sys.argv[1:]])
-    answers, missing = _answers(read, most_silent, confidence_level, command)
+    asked = {"most_silent": most_silent} | ({} if measured is None else {"measured": str(measured)})
+    answers, missing = _answers(read, asked, confidence_level, command)
     declared = {name: registry.get(name) for name in answers}
     said = list(dict.fromkeys([*(note for answer in answers.values() for note in answer.notes), *missing]))
     if as_json:
         entries = {name: terminal.answer_entries(answer, declared[name]) for name, answer in answers.items()}
         terminal.print_json({LOG: read.summary(), "notes": said, "answers": entries})
     else:
-        leading = next(iter(answers))
-        frame = answers[leading].frame
-        shown = frame.loc[[_is_short(int(size), read.group_size) for size in frame["group_size"].tolist()]]
-        shown = shown.reset_index(drop=True)
-        shown.attrs = frame.attrs
+        leading = "log_noise" if measured is not None else next(iter(answers))
+        frame = shown = answers[leading].frame
+        if "group_size" in frame:
+            shown = frame.loc[[_is_short(int(size), read.group_size) for size in frame["group_size"].tolist()]]
+            shown = shown.reset_index(drop=True)
+            shown.attrs = frame.attrs
         closing = terminal.hidden_content_hint(len(said), notes, everything, [confidence_level])
         terminal.show(
             log_screen(
@@ -110,7 +114,7 @@ def _is_short(size: int, drawn: int) -> bool:
 
 
 def _answers(
-    read: Log, most_silent: float, confidence_level: float, command: str
+    read: Log, asked: Mapping[str, Any], confidence_level: float, command: str
 ) -> tuple[dict[str, Answer], list[str]]:
     """Return the answers to a log by question, and why others have none."""
     from gradstats.analyses import registry
@@ -124,7 +128,7 @@ def _answers(
         if why := analysis.unavailable_because(read):  # pyright: ignore[reportArgumentType]
             missing.append(f"{name}: {why}")
             continue
-        options = {"most_silent": most_silent} if "most_silent" in analysis.options else {}
+        options = {option: value for option, value in asked.items() if option in analysis.options}
         found = analysis.ask(read, **options)
         answers[name] = analysis.answer_of(found, confidence_level, analysis.not_usual(options), about)
     return answers, missing

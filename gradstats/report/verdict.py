@@ -259,7 +259,13 @@ def without_signal(completions: pd.DataFrame, run: str) -> list[Verdict]:
 
 #: Beginning of the remark of a run on a question that its data or settings allow no answer to.
 #: The question of a log → what its verdict is about; where an answer states ``log``, it is of one.
-_OF_LOGS = {"silent_groups": "silent", "log_lengths": "length", "mismatch": "ratios", "drift": "drift"}
+_OF_LOGS = {
+    "silent_groups": "silent",
+    "log_noise": "noise",
+    "log_lengths": "length",
+    "mismatch": "ratios",
+    "drift": "drift",
+}
 #: Entry of what an answer to a question of a log is about: what the log holds, in words.
 LOG = "log"
 

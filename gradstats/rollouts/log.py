@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -36,6 +36,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "trainer": ("proximal_logprobs", "old_log_probs", "old_per_token_logps", "trainer_logprobs"),
     "entropy": ("entropy", "entropies"),
     "sum_pi_squared": ("sum_pi_squared",),
+    "proxy_logit": ("proxy_logit",),
+    "proxy_surprisal": ("proxy_surprisal",),
+    "proxy_entropy": ("proxy_entropy",),
     "advantage": ("advantage",),
 }
 #: The greatest weight of truncated importance sampling (TIS), and the band of token ratios that IcePop keeps.
@@ -53,19 +56,22 @@ class Log:
 
     Attributes:
         frame: a row per completion: ``step``, ``prompt`` and ``group`` (numbers from 0), ``reward``; where known
-            ``length``, ``truncated``, ``entropy`` and ``sum_pi_squared`` (means over its tokens); with
+            ``length``, ``truncated``, ``entropy`` and ``sum_pi_squared`` (means over its tokens), ``proxy_surprisal``,
+            ``proxy_entropy`` and ``proxy_logit`` (the sums of −log π, of entropies and of 1 − 2π + Σπ²); with
             log-probabilities of sampler and trainer ``log_ratio``, the sum of log π_trainer/π_sampler (NaN where tokens
             are unknown), ``n_ratios`` (tokens with both), ``abs_gap`` (the sum of absolute values), ``n_capped``
             (ratios above :data:`CAP`) and ``n_outside`` (ratios outside :data:`BAND`).
         name: of what was read.
         unit: of lengths, "tokens" or "letters".
         notes: what was assumed and left out, one sentence each.
+        prompts: the names of prompts by their numbers, long ones as digests; () where they have none.
     """
 
     frame: pd.DataFrame
     name: str
     unit: str = "tokens"
     notes: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Return what the log holds, in a line."""
@@ -88,6 +94,11 @@ class Log:
     def count(self, name: str) -> int:
         """Return the number of steps, prompts or groups."""
         return len(np.unique(self.labels(name)))
+
+    def numbers_of(self, prompts: Sequence[str]) -> Int[np.ndarray, " m"]:
+        """Return the numbers of prompts by their names; −1 for one that the log does not have."""
+        known = {name: number for number, name in enumerate(self.prompts)}
+        return np.array([known.get(_key(name), -1) for name in prompts], dtype=np.int64)
 
     @property
     def group_size(self) -> int:
@@ -327,6 +338,10 @@ class _Reader:
                 rows[part] = np.divide(sums, counts, out=np.full(n, np.nan), where=counts > 0)
             elif part in of_part:
                 rows[part] = _numbers(of_part[part], part, where)
+        rows |= _proxies(of_part, mask_of)
+        for part in ("proxy_logit", "proxy_surprisal", "proxy_entropy"):
+            if part in of_part:
+                rows[part] = _numbers(of_part[part], part, where)
         if {"sampler", "trainer"} <= set(of_part):
             drawn, sizes = _flat(of_part["sampler"])
             scored, others = _flat(of_part["trainer"])
@@ -419,7 +434,7 @@ class _Reader:
         if "truncated" in frame and bool(frame["truncated"].isna().to_numpy().any()):
             frame = frame.drop(columns="truncated")
         kept = [one for one in frame if one not in ("sample", "advantage", *GROUP_COLUMNS)]
-        return Log(pd.DataFrame(frame[kept]), name, self.unit, tuple(notes))
+        return Log(pd.DataFrame(frame[kept]), name, self.unit, tuple(notes), tuple(self.names.get("prompt", ())))
 
 
 @dataclass(frozen=True)
@@ -544,6 +559,34 @@ def _ratios(
         "n_capped": np.bincount(at, logs > np.log(CAP), n),
         "n_outside": np.bincount(at, outside, n),
     }
+
+
+def _proxies(
+    of_part: Mapping[str, pa.ChunkedArray], mask_of: Callable[[Int[np.ndarray, " n"]], Bool[np.ndarray, " tokens"]]
+) -> dict[str, np.ndarray]:
+    """Return the sums over counted tokens that grow with a completion's squared gradient, as far as tokens are known.
+
+    They are those of the trainer's log-probabilities, or else of the sampler's; NaN where more than one is unknown.
+    """
+    found: dict[str, np.ndarray] = {}
+
+    def add(name: str, values: Float[np.ndarray, " tokens"], sizes: Int[np.ndarray, " n"]) -> None:
+        owner, counted = np.repeat(np.arange(len(sizes)), sizes), mask_of(sizes)
+        known = counted & np.isfinite(values)
+        unknown = np.bincount(owner[counted & ~known], minlength=len(sizes))
+        found[name] = np.where(unknown > 1, np.nan, np.bincount(owner[known], values[known], len(sizes)))
+
+    logs = next((of_part[one] for one in ("trainer", "sampler") if one in of_part and _is_list(of_part[one])), None)
+    if logs is not None:
+        logprobs, sizes = _flat(logs)
+        add("proxy_surprisal", -logprobs, sizes)
+        if "sum_pi_squared" in of_part and _is_list(of_part["sum_pi_squared"]):
+            squares, others = _flat(of_part["sum_pi_squared"])
+            if np.array_equal(sizes, others):
+                add("proxy_logit", 1.0 - 2.0 * np.exp(logprobs) + squares, sizes)
+    if "entropy" in of_part and _is_list(of_part["entropy"]):
+        add("proxy_entropy", *_flat(of_part["entropy"]))
+    return found
 
 
 def _in_order(steps: Int[np.ndarray, " n"], group_size: int) -> Int[np.ndarray, " n"]:
