@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,12 +12,14 @@ from small_runs import sampled_and_measured as run
 from small_runs import small_experiment
 
 import gradstats as gs
+from gradstats.analyses import registry
 from gradstats.measurement.measurement import read_measurement
 from gradstats.measurement.scored import measured_order
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs import claims
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.measuring_step import measure_shards, measured_prompts
+from gradstats.stats.variance.calibrated import Scored, calibrate
 from gradstats.system.shards import IncompleteRunError
 
 
@@ -163,3 +166,21 @@ def test_settings_that_do_not_go_together(small, changes, message):
         settings[section] |= fields
     with pytest.raises(ValueError, match=message):
         type(small(20))(**settings)
+
+
+def test_variances_are_calibrated_by_the_proxies_of_all(begun):
+    measured = read_measurement(begun)
+    analysis = registry.get("variance")
+    found = analysis.ask(measured, ["reinforce", "norm_weighted(loo=True)"], rng=3)
+    answer = analysis.answer_of(found, 0.9)
+    table = answer.further["variance_calibrated"]
+    scored = measured.scored
+    proxies = {name: scored[name].to_numpy() for name in ("logit", "surprisal", "entropy")}
+    given = (scored[name].to_numpy() for name in ("prompt_id", "reward", "length"))
+    expected = calibrate(measured, ["reinforce"], Scored(*given, proxies), group_size=2, rng=3)
+    assert table.frame["estimator"].tolist() == ["reinforce"]  # norms are not known of every completion
+    row = table.frame.iloc[0]
+    assert tuple(row[["ratio", "ratio_low", "ratio_high"]]) == expected.rows[0].ratio.with_interval(0.9)
+    assert (table.about["n_measured"], table.about["n_prompts"]) == (20, 24)
+    assert answer.notes[0] == expected.sentence()
+    assert "variance_calibrated" not in analysis.answer_of(analysis.ask(replace(measured, scored=None)), 0.9).further
