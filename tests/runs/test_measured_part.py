@@ -168,6 +168,7 @@ def test_settings_that_do_not_go_together(small, changes, message):
         type(small(20))(**settings)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # the prompts are few
 def test_variances_are_calibrated_by_the_proxies_of_all(begun):
     measured = read_measurement(begun)
     analysis = registry.get("variance")
