@@ -105,11 +105,12 @@ def _compared(
     """Return rank correlations within and between prompts, and the typical factor."""
     sizes = np.bincount(prompts)
     numbers, ends = np.arange(len(sizes)), np.cumsum(sizes)[:-1]
-    of_prompts = [np.split(one[np.argsort(prompts, kind="stable")], ends) for one in (energy, values)]
-    between = _rank_between(*(np.bincount(prompts, one) / sizes for one in (energy, values)))
+    order = np.argsort(prompts, kind="stable")
+    energies, proxies = np.split(energy[order], ends), np.split(values[order], ends)
+    between = _rank_between(np.bincount(prompts, energy) / sizes, np.bincount(prompts, values) / sizes)
     known = (values > 0).any() and (energy > 0).any()
-    off = factor(*of_prompts, numbers) if known else NOT_ESTIMATED
-    return rank_correlation(*of_prompts, numbers), between, off
+    off = factor(energies, proxies, numbers) if known else NOT_ESTIMATED
+    return rank_correlation(energies, proxies, numbers), between, off
 
 
 def _rank_between(x: Float[np.ndarray, " m"], y: Float[np.ndarray, " m"]) -> Estimate:

@@ -703,7 +703,7 @@ def _calibrated(found: VarianceComparison, measured: Any, options: Mapping[str, 
     labels = [label for label in dict.fromkeys(row.label for row in found.rows) if label in known]
     table = measured.scored
     proxies = {name: table[name].to_numpy() for name in FORWARD}
-    scored = Scored(*(table[name].to_numpy() for name in ("prompt_id", "reward", "length")), proxies)
+    scored = Scored(table["prompt_id"].to_numpy(), table["reward"].to_numpy(), table["length"].to_numpy(), proxies)
     given = {name: options[name] for name in ("target", "rng") if name in options}
     calibrations = tuple(
         calibrate(measured, labels, scored, group_size=split.group_size, reference=found.reference, **given)

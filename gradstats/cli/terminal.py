@@ -398,7 +398,7 @@ def show_cost(experiment: Experiment, cost: CostEstimate, n_workers: int = 1) ->
     if cost.n_measured is not None:
         show_sentence(
             f"gradients are measured of {cost.n_measured:,} of the {cost.n_prompts:,} prompts; scoring the others "
-            f"takes {_duration(cost.scoring_seconds)} of the time of measuring, and saves {_duration(cost.saved_seconds)}"
+            f"takes {_duration(cost.scoring_seconds)} of that time, and saves {_duration(cost.saved_seconds)}"
         )
     if cost.prefix_seconds:
         show_sentence(

@@ -500,6 +500,7 @@ class Measurement:
             metadata={name: value for name, value in shards[0].metadata.items() if name != ORIGIN}
             | {"not_finite": [row for shard in shards for row in shard.metadata.get("not_finite", [])]},
             sketches_by_block=gradients.sketches_by_block,
+            scored=None,
             # Shards of an earlier release hold none.
             proxies={
                 name: np.concatenate([shard.proxies[name] for shard in shards])
@@ -777,6 +778,7 @@ def _measurement(described: Mapping[str, Any], tensors: Mapping[str, np.ndarray]
         weighted={name: gradients(f"weighted/{name}/") for name in described.get("weighted", ())},
         metadata=described["metadata"],
         sketches_by_block=measured.sketches_by_block,
+        scored=None,
         proxies={name.removeprefix(_PROXIES): values for name, values in tensors.items() if name.startswith(_PROXIES)},
     )
 

@@ -56,13 +56,14 @@ def missing_measurements(run: RunDirectory) -> list[int]:
 def is_measured(run: RunDirectory) -> bool:
     """Return whether every shard of a run has been measured."""
     complete = run.measurement / "complete.json"
-    if not complete.exists() or not _complete(run).items() <= ({"n_prompts": None} | read_json(complete)).items():
+    if not complete.exists() or not _complete(run).items() <= read_json(complete).items():
         return False
     return not missing_measurements(run)
 
 
 def _complete(run: RunDirectory) -> dict[str, int | None]:
-    return {"n_shards": n_planned_shards(run), "n_prompts": run.experiment.measurement.n_prompts}
+    part = {"n_prompts": run.experiment.measurement.n_prompts} if (run.measurement / SCORED).exists() else {}
+    return {"n_shards": n_planned_shards(run), **part}
 
 
 def measured_prompts(run: RunDirectory) -> frozenset[str] | None:
