@@ -85,6 +85,8 @@ USED_ON = {
 LINES = {
     "analyses.AlphaByBlock": "gs.analyses.alpha_by_block(measured).to_frame()",
     "analyses.alpha_by_block": "gs.analyses.alpha_by_block(measured)",
+    "analyses.ProxiesByBlock": "gs.analyses.proxies_by_block(measured).to_frame()",
+    "analyses.proxies_by_block": "gs.analyses.proxies_by_block(measured)",
     "analyses.variance_by_block": 'gs.analyses.variance_by_block(measured, ["rloo"])',
     "analyses.ScalarResult": "gs.analyses.ImpliedShift.columns()",
     "analyses.plan": "gs.analyses.plan(measured).sentence()",

@@ -41,6 +41,7 @@ def measured_by_hand(n=5, seed=0, tokens=True, blocks=True) -> Measurement:
         metadata={"sketch_dim": 8, "engine": "by hand"},
         weighted={"half": WeightedGradients(*gradients(), ragged())},
         sketches_by_block=by_block,
+        proxies={"logit": rng.uniform(1, 2, n), "head": rng.uniform(1, 2, n)},
         **(scores if tokens else {}),
     )
 
@@ -61,6 +62,9 @@ def assert_identical(one: Measurement, other: Measurement) -> None:
     for name, rows in fields.items():
         for row, same in zip(rows, others[name], strict=True):
             np.testing.assert_array_equal(row, same)
+    assert set(one.proxies) == set(other.proxies)
+    for name, values in one.proxies.items():
+        np.testing.assert_array_equal(values, other.proxies[name])
     assert one.metadata == other.metadata
 
 

@@ -51,6 +51,8 @@ from .plan import plan_ratio as plan_ratio
 from .plan import plan_signal as plan_signal
 from .profile import PolicyProfile as PolicyProfile
 from .profile import profile_policy as profile_policy
+from .proxies import ProxiesByBlock as ProxiesByBlock
+from .proxies import proxies_by_block as proxies_by_block
 from .ratios import RatioDiagnostics as RatioDiagnostics
 from .ratios import ratio_diagnostics as ratio_diagnostics
 from .results import Result as Result

@@ -20,6 +20,7 @@ from gradstats.analyses.declaration import (
     Analysis,
     AnalysisFigure,
     Column,
+    FurtherTable,
     Ranking,
     level_of,
     missing_sketches,
@@ -40,11 +41,13 @@ from gradstats.estimators.by_label import get_all
 from gradstats.estimators.display_names import uses_own_sample
 from gradstats.estimators.estimator import Weighting, composition_of, unit_of
 from gradstats.measurement.measurement import NO_BLOCK_SKETCHES, Measurement, WeightedGradients, metric_sentence
+from gradstats.measurement.scored import FORWARD
 from gradstats.plots.names import reference_name
 from gradstats.plots.variance import ShortRows, plot_variance, plot_variance_panels, rows_shown_below, short_rows
 from gradstats.stats.jackknife import interval_columns
 from gradstats.stats.protocols import MeasuredGradients
 from gradstats.stats.variance.best_set import PairwiseDifferences, pairwise_differences
+from gradstats.stats.variance.calibrated import Calibration, Scored, calibrate, unweightable
 from gradstats.stats.variance.inputs import (
     ON_POLICY,
     ComparisonInputs,
@@ -76,6 +79,7 @@ from gradstats.system.lazy_imports import pd
 Unavailable = Literal["refuse", "nan", "leave_out"]
 #: Entry of a comparison's ``.attrs`` where rows have no relative noise: how many prompts would give them one, or None.
 NEEDED = "prompts_to_resolve"
+_PROXY = "stats/variance/calibrated.py"
 _HERE, _QUANTITIES = "analyses/variance.py", "stats/variance/quantities.py"
 #: Entry of a frame's ``.attrs``: how many estimators were compared, where only some are listed.
 COMPARED_ROWS = "n_compared"
@@ -202,6 +206,8 @@ class VarianceComparison(RemarkedResult):
     prompt_labels: tuple[np.ndarray, ...] = field(default=(), repr=False, compare=False)
     max_grad_norm: float | None = None
     metric: str = EUCLIDEAN
+    # of each group size, where only some prompts of a run are measured and all are scored
+    calibrations: tuple[Calibration, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def group_size(self) -> int | tuple[int | None, ...] | None:
@@ -685,7 +691,53 @@ def variance(
         group_size: completions of a group; all of a prompt by default.
         **options: the other arguments of :func:`gradstats.compare`.
     """
-    return compare(measured, estimators, group_size=group_size, unavailable="nan", **options)
+    found = compare(measured, estimators, group_size=group_size, unavailable="nan", **options)
+    return found if getattr(measured, "scored", None) is None else _calibrated(found, measured, options)
+
+
+def _calibrated(found: VarianceComparison, measured: Any, options: Mapping[str, Any]) -> VarianceComparison:
+    """Return a comparison of the measured prompts of a run with what the proxies of all its prompts add."""
+    refused = unweightable([found.reference, *dict.fromkeys(row.label for row in found.rows)])
+    known = {row.label for row in found.rows if np.isfinite(row.trace_cov.value)} - set(refused)
+    if found.reference in refused or not known:
+        return found
+    labels = [label for label in dict.fromkeys(row.label for row in found.rows) if label in known]
+    table = measured.scored
+    proxies = {name: table[name].to_numpy() for name in FORWARD}
+    scored = Scored(table["prompt_id"].to_numpy(), table["reward"].to_numpy(), table["length"].to_numpy(), proxies)
+    given = {name: options[name] for name in ("target", "rng") if name in options}
+    calibrations = tuple(
+        calibrate(measured, labels, scored, group_size=split.group_size, reference=found.reference, **given)
+        for split in found.splits
+    )
+    said = dict.fromkeys(one.sentence() for one in calibrations)
+    return replace(found, calibrations=calibrations, remarks=(*said, *found.remarks))
+
+
+def _calibrated_frame(found: VarianceComparison, confidence_level: float) -> pd.DataFrame:
+    """Return a row for each estimator that the proxies of all prompts calibrate, group size by group size."""
+    records = []
+    for split, calibration in zip(found.splits, found.calibrations, strict=False):
+        for row in calibration.rows:
+            intervals = {name: getattr(row, name).with_interval(confidence_level) for name in ("trace_cov", "ratio")}
+            size = np.nan if split.group_size is None else split.group_size
+            record = {"estimator": row.label, "group_size": size, **interval_columns(intervals)}
+            factors = {"factor": row.ratio.factor, "factor_trace_cov": row.trace_cov.factor}
+            records.append(record | factors | {"proxy": calibration.proxy})
+    frame = pd.DataFrame(records)
+    if records:
+        about = {"n_measured": found.calibrations[0].n_measured, "n_prompts": found.calibrations[0].n_prompts}
+        frame.attrs |= {"reference": found.reference, "confidence_level": confidence_level, **about}
+    return frame
+
+
+def _caption_of_calibrated(frame: pd.DataFrame) -> str:
+    about = frame.attrs
+    return (
+        f"Variance of one prompt group's gradient and its ratio to that of {about['reference']}, from "
+        f"{about['n_measured']:,} measured prompts and proxies of all {about['n_prompts']:,}, "
+        f"{level_of(frame)}intervals; they are those of the measured prompts alone where the factor is 1."
+    )
 
 
 def with_sizes_in_names(frame: pd.DataFrame) -> pd.DataFrame:
@@ -764,6 +816,24 @@ ANALYSIS = Analysis(
     caption=caption_of_comparison,
     section="variance",
     in_run=lambda measured, experiment: experiment.variance.arguments(),
+    further=(
+        FurtherTable(
+            "variance_calibrated",
+            _calibrated_frame,
+            (
+                *COLUMNS[:2],
+                Column("trace_cov", "tr Cov of one group's gradient, calibrated", "variance", True, file=_PROXY),
+                Column("ratio", "the same relative to the reference's, calibrated", "ratio", True, file=_PROXY),
+                Column("factor", "times as many measured prompts that the ratio is worth", "prompts ×", file=_PROXY),
+                Column("factor_trace_cov", "the same of tr Cov", "prompts × (variance)", file=_PROXY),
+                Column("proxy", "the proxy that was chosen; empty where none helps", file=_PROXY),
+            ),
+            row_heading="estimator",
+            row_name=row_name,
+            display_frame=with_sizes_in_names,
+            caption=_caption_of_calibrated,
+        ),
+    ),
     figures=(
         AnalysisFigure(
             "variance",

@@ -400,6 +400,11 @@ def show_cost(experiment: Experiment, cost: CostEstimate, n_workers: int = 1) ->
             f"{cost.n_weightings - included} further weightings of each completion would come on top if sampler and "
             "scorer turned out to differ"
         )
+    if cost.n_measured is not None:
+        show_sentence(
+            f"gradients are measured of {cost.n_measured:,} of the {cost.n_prompts:,} prompts; scoring the others "
+            f"takes {_duration(cost.scoring_seconds)} of that time, and saves {_duration(cost.saved_seconds)}"
+        )
     if cost.prefix_seconds:
         show_sentence(
             f"values of prefixes take up to {_duration(cost.prefix_seconds)} more for each step of a completion "

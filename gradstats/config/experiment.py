@@ -225,6 +225,8 @@ class Experiment(Section):
                 "the Euclidean metric, or with one rank"
             )
             yield WrongSetting(("measurement", name), fault)
+        if measurement.n_prompts is not None:
+            yield from self._against_part(measurement.n_prompts)
         drawn, asked = self.sampling.group_size, self.variance.group_size
         for size in asked if isinstance(asked, list) else [asked or drawn]:
             if size > drawn:
@@ -248,6 +250,28 @@ class Experiment(Section):
                 "prompts_per_batch"
             )
             yield WrongSetting(("measurement", "second_moments"), fault)
+
+    def _against_part(self, n_measured: int) -> Iterator[WrongSetting]:
+        """Yield what does not go together with measuring some of the prompts."""
+        n_prompts, name = self.prompts.n, ("measurement", "n_prompts")
+        if n_prompts is not None and n_measured > n_prompts:
+            fault = (
+                f"is {n_measured}, and prompts.n is {n_prompts}: sample more prompts, or leave it out to measure all"
+            )
+            yield WrongSetting(name, fault)
+        needs_all = {
+            "measurement.token_probes": self.measurement.token_probes > 0,
+            "measurement.token_exact": self.measurement.token_exact > 0,
+            "measurement.second_moments": estimate_section(self.measurement.second_moments) is not None,
+            "values.fitted": self.values.fitted,
+            "values.monte_carlo": self.values.monte_carlo > 0,
+        }
+        for setting_of_all in (one for one, needs in needs_all.items() if needs):
+            fault = (
+                f"is {n_measured}, and {setting_of_all} takes all prompts: measure all of them, or leave "
+                f"{setting_of_all} out"
+            )
+            yield WrongSetting(name, fault)
 
     @property
     def is_off_policy(self) -> bool:
@@ -286,7 +310,7 @@ class Experiment(Section):
         """Return the settings with one of several effects, see :func:`gradstats.config.validation.setting`, by name.
 
         >>> Experiment.settings_that("grows")
-        ('prompts.n', 'sampling.group_size')
+        ('prompts.n', 'sampling.group_size', 'measurement.n_prompts')
         """
         sections = {name: field.annotation for name, field in cls.model_fields.items()}
         return tuple(

@@ -50,6 +50,10 @@ DEFAULT_ESTIMATORS = (
 )
 
 
+#: With fewer measured prompts, proxies of the others teach nothing.
+FEWEST_MEASURED = 20
+
+
 class PolicySection(Section):
     """Arguments of :func:`gradstats.load_policy`."""
 
@@ -346,6 +350,12 @@ class MeasurementSection(Section):
         "measurements, of the question, recorded",
     )
     blocks: BlockNames = setting("layer", "how squared norms are split: layer, kind or parameter.", "measurements")
+    n_prompts: Annotated[int, Ge(FEWEST_MEASURED)] | None = setting(
+        None,
+        "prompts whose gradients are measured, a random sample; all by default. Of the others a forward pass gives "
+        "proxies, which shorten the intervals of variances where they help.",
+        "measurements, grows, no argument",
+    )
     metric: str | None = setting(
         None,
         "the norm that is measured: euclidean by default, or adam, as in "

@@ -38,8 +38,8 @@ def describe(path: str, module: nn.Module) -> str:
 Blocks = str | Mapping[str, str]
 
 _KINDS = (
-    ("embedding", re.compile(r"embed|\bwte\b|\bwpe\b")),
     ("head", re.compile(r"lm_head|embed_out")),
+    ("embedding", re.compile(r"embed|\bwte\b|\bwpe\b")),
     ("norm", re.compile(r"norm|\bln_\w+|layernorm")),
     ("attention", re.compile(r"attn|attention")),
     ("mlp", re.compile(r"mlp|feed_forward|ffn|experts")),
@@ -71,6 +71,18 @@ class ParameterSelection:
         for place, name in enumerate(self.parameters):
             total[..., self.block_index[name]] += by_parameter[..., place]
         return total
+
+    def by_proxy(self, by_parameter: Float[np.ndarray, "batch parameters"]) -> dict[str, np.ndarray]:
+        """Return squared norms of the norm layers' gradients and the head's, (batch,) each, of what is selected.
+
+        A head that is tied to the input embedding has no gradient of its own.
+        """
+        parts = {"norm_layers": "norm", "head": "head"}
+        chosen = {
+            proxy: [place for place, name in enumerate(self.parameters) if _block(name, "kind") == kind]
+            for proxy, kind in parts.items()
+        }
+        return {proxy: by_parameter[:, places].sum(axis=1) for proxy, places in chosen.items() if places}
 
     @property
     def n_parameters(self) -> int:

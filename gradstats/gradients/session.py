@@ -62,7 +62,7 @@ from gradstats.gradients.tokens.scores import (
     measure_tokens,
     named_weightings,
 )
-from gradstats.measurement.measurement import Measurement, WeightedGradients
+from gradstats.measurement.measurement import Measurement, WeightedGradients, forward_proxies
 from gradstats.policy.memory import is_out_of_memory, release_unused, why_out_of_memory
 from gradstats.policy.model import n_logits, refuse_weights_that_are_not_finite, uncompiled, vocabulary_size
 from gradstats.policy.policy import Policy, as_policy, refuse_unusable, suitable_threads
@@ -445,10 +445,14 @@ class MeasuringSession:
         if self.tokens is not None:
             ragged |= TokenResult.concatenate(token_results)
         ragged = {name: [values[index] for index in kept] for name, values in ragged.items()}
+        rollouts = rollouts.select(rows[kept])
+        forward = forward_proxies(ragged["logprobs"], ragged["entropy"], ragged["sum_pi_squared"], rollouts.masks)
+        by_parameter = np.concatenate([one.sq_norms_by_parameter[0] for one in results])[kept]
         return Measurement(
-            rollouts.select(rows[kept]),
+            rollouts,
             **parts[0],
             **ragged,
+            proxies=forward | self.selection.by_proxy(by_parameter),
             weighted=weighted,
             metadata=self.metadata | {"not_finite": lost},
         )

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from gradstats.config.options import EUCLIDEAN, how_to_set, written
 from gradstats.config.sections import MeasurementSection
+from gradstats.measurement.scored import SCORED, all_scored
 from gradstats.measurement.state_values import stored_values
 from gradstats.measurement.token_scores import TokenScores
 from gradstats.rollouts.table import Rollouts, part_of_run, read_rollouts, refuse_different_policies
@@ -183,6 +184,32 @@ _TOKEN_FIELDS = ("logprobs", "entropy", "sum_pi_squared", "hidden_sq_norms")
 _OPTIONAL_TOKEN_FIELDS = ("ref_logprobs", "token_projections", "values", "fitted_values")
 #: Fields with one row per exactly measured token, which a measurement may lack.
 _HEAVY_FIELDS = ("heavy_positions", "heavy_sq_norms", "heavy_sketches")
+#: What precedes the name of a proxy in the file of tensors.
+_PROXIES = "proxies/"
+
+
+def forward_proxies(
+    logprobs: Sequence[np.ndarray],
+    entropy: Sequence[np.ndarray],
+    sum_pi_squared: Sequence[np.ndarray],
+    masks: Sequence[np.ndarray],
+) -> dict[str, np.ndarray]:
+    r"""Return what a forward pass foretells of squared norms, (N,) sums over each sequence's counted tokens.
+
+    "logit" :math:`\sum_t (1 - 2\pi_t + \sum_v \pi_v^2)`, the squared norms of gradients with respect to the logits,
+    "surprisal" :math:`\sum_t -\log\pi_t`, and "entropy".
+
+    >>> half, counted = np.full(3, 0.5), np.array([True, True, False])
+    >>> {name: float(sums[0]) for name, sums in forward_proxies([np.log(half)], [half], [half], [counted]).items()}
+    {'logit': 1.0, 'surprisal': 1.3862943611198906, 'entropy': 1.0}
+    """
+    rows = [*zip(logprobs, entropy, sum_pi_squared, masks, strict=True)]
+    sums = {
+        "logit": [float((1 - 2 * np.exp(logs[mask]) + squares[mask]).sum()) for logs, _, squares, mask in rows],
+        "surprisal": [-float(logs[mask].sum()) for logs, _, _, mask in rows],
+        "entropy": [float(entropies[mask].sum()) for _, entropies, _, mask in rows],
+    }
+    return {name: np.array(values) for name, values in sums.items()}
 
 
 @dataclass(frozen=True)
@@ -213,6 +240,12 @@ class Measurement:
         fitted_values: for each sequence, :math:`(T_i,)` values of the same states by a fitted head; or None.
         sketches_by_block: (N, blocks, ``sketch_dim``) sketches of the parts of the :math:`S_i` that belong to the
             blocks of ``sq_norms_by_block``, which sum to ``sketches``; or None.
+        proxies: (N,) arrays of what foretells a squared norm: of each sequence's counted tokens the sums "logit",
+            "surprisal" and "entropy" (see :func:`forward_proxies`), and squared norms of the parts of its gradient that
+            belong to ``"norm_layers"`` and to the ``"head"``, an output embedding that is not tied to the input's, as
+            far as these parameters were measured. Empty where nothing recorded them.
+        scored: ``prompt_id``, ``sample_id``, ``reward``, ``length`` and the first three proxies of every completion of
+            a run that measures some of its prompts, of which these sequences are some; None elsewhere.
 
     Raises:
         ValueError: when the fields disagree about the number of sequences or of tokens.
@@ -244,6 +277,8 @@ class Measurement:
     values: list[np.ndarray] | None = None
     fitted_values: list[np.ndarray] | None = None
     sketches_by_block: np.ndarray | None = None
+    proxies: Mapping[str, np.ndarray] = field(default_factory=dict)
+    scored: pd.DataFrame | None = field(default=None, repr=False)
     # What analyses derived from a measurement that they share; None keeps nothing. A changed copy begins without.
     _derived: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -255,6 +290,7 @@ class Measurement:
             counts[f"weighted[{name!r}]"] = len(gradients)
             if gradients.weights is not None:
                 counts[f"weighted[{name!r}].weights"] = len(gradients.weights)
+        counts |= {f"proxies[{name!r}]": len(values) for name, values in self.proxies.items()}
         for name, count in counts.items():
             if count != n:
                 raise ValueError(f"the measurement's {name} has {count} rows for {n} rollouts")
@@ -426,6 +462,7 @@ class Measurement:
             sketches_by_block=gradients.sketches_by_block,
             **{name: [values[row] for row in rows] for name, values in per_sequence.items()},
             weighted={name: gradients.select(rows) for name, gradients in self.weighted.items()},
+            proxies={name: values[rows] for name, values in self.proxies.items()},
         )
 
     @classmethod
@@ -463,6 +500,13 @@ class Measurement:
             metadata={name: value for name, value in shards[0].metadata.items() if name != ORIGIN}
             | {"not_finite": [row for shard in shards for row in shard.metadata.get("not_finite", [])]},
             sketches_by_block=gradients.sketches_by_block,
+            scored=None,
+            # Shards of an earlier release hold none.
+            proxies={
+                name: np.concatenate([shard.proxies[name] for shard in shards])
+                for name in shards[0].proxies
+                if all(name in shard.proxies for shard in shards)
+            },
         )
 
     def save(self, folder: str | os.PathLike[str], token_dtype: str = "float32", *, overwrite: bool = False) -> None:
@@ -494,6 +538,7 @@ class Measurement:
                 tensors[f"{prefix}sketches_by_block"] = gradients.sketches_by_block
             if gradients.weights is not None:
                 tensors[f"{prefix}weights"] = np.concatenate(gradients.weights)
+        tensors |= {f"{_PROXIES}{name}": values for name, values in self.proxies.items()}
         # safetensors writes an array's memory as it is laid out: a transposed array would be read back scrambled.
         tensors = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
         with atomic_path(folder, replace_folder=True) as partial:
@@ -622,8 +667,10 @@ def read_measurement(folder: str | os.PathLike[str], *, partial: bool = False) -
         measured = Measurement.concatenate(_read_shards(folder, partial))
         if folder.name != "measurement":
             return measured
-        # Within a run, state values lie beside its measurement.
-        return replace(measured, **stored_values(folder.parent / "values", measured.rollouts))
+        # Within a run, state values lie beside its measurement, and proxies of what is not measured in it.
+        plan_file, rollouts = folder.parent / "rollouts" / PLAN, measured.rollouts
+        scored = all_scored(folder, plan_file, rollouts, measured.proxies, partial)
+        return replace(measured, scored=scored, **stored_values(folder.parent / "values", rollouts))
     rollouts = read_rollouts(folder / "rollouts.parquet")
     described = read_json(folder / "measurement.json")
     refuse_newer_format(folder, described.get("format", 1))
@@ -685,7 +732,11 @@ def _read_shards(folder: Path, partial: bool) -> Iterator[Measurement]:
     # Within a run, the plan of what was to be sampled: measuring may not have begun on all of it.
     sampled = folder.parent / "rollouts" / PLAN
     plan_file = sampled if folder.name == "measurement" and sampled.exists() else folder / PLAN
-    planned = planned_shards(folder, "", plan_file=plan_file, partial=partial)
+    scored: list[int] = []
+    if (folder / SCORED).is_dir():  # whose files say that a shard is finished, also where nothing of it is measured
+        finished = planned_shards(folder / SCORED, ".parquet", plan_file=plan_file, partial=partial)
+        scored = [] if finished is None else finished.numbers
+    planned = planned_shards(folder, "", plan_file=plan_file, partial=partial, unneeded=scored)
     if planned and plan_file != folder / PLAN:
         # Runs that share completions share the plan of these; what was measured states the settings of its own run.
         planned = replace(planned, origin=read_origin(folder) or planned.origin)
@@ -727,6 +778,8 @@ def _measurement(described: Mapping[str, Any], tensors: Mapping[str, np.ndarray]
         weighted={name: gradients(f"weighted/{name}/") for name in described.get("weighted", ())},
         metadata=described["metadata"],
         sketches_by_block=measured.sketches_by_block,
+        scored=None,
+        proxies={name.removeprefix(_PROXIES): values for name, values in tensors.items() if name.startswith(_PROXIES)},
     )
 
 

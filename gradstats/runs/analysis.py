@@ -193,6 +193,12 @@ def _analyse(run: RunDirectory, measured: Measurement, questions: Sequence[str],
     from gradstats.stats.variance.sketch_error import rotated_once
 
     with run.step(ANALYSIS):
+        if measured.scored is not None:
+            n, n_all = len(set(measured.rollouts.prompt_id)), measured.scored["prompt_id"].nunique()
+            run.remarks.append(
+                f"gradients are those of {n} of the {n_all} prompts (measurement.n_prompts), on which answers rest; "
+                "the proxies of the others calibrate a table of variances"
+            )
         scores = measured.token_scores()
         if scores is not None:
             warnings.warn(remark_on_precision(scores), UserWarning, stacklevel=2)

@@ -29,6 +29,7 @@ from gradstats.gradients.parameters import (
     select_parameters,
 )
 from gradstats.gradients.recompute import RecomputeRule
+from gradstats.gradients.session import token_statistics
 from gradstats.gradients.sketches import CountSketch
 from gradstats.gradients.tokens.scores import TokenSettings, measure_tokens
 from gradstats.measurement.disk_size import GIB, bytes_of_sequences
@@ -74,6 +75,11 @@ class CostEstimate:
     loading_seconds: float = 0.0  # until policy and prompts were loaded
     # the longest sequence, prompt included, that fits the device's memory and the model's positions
     fitting_tokens: int | None = None
+    # of the prompts, how many are measured where these are not all, and the seconds of scoring the others, which
+    # measuring_seconds include, and those that measuring them would take
+    n_measured: int | None = None
+    scoring_seconds: float = 0.0
+    saved_seconds: float = 0.0
     devices: str = ""  # which of the GPUs that there are the run uses, where that is a question
 
     def with_workers(self, n_workers: int) -> tuple[float, float]:
@@ -120,6 +126,10 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
     )
     per_token = _seconds_per_token(experiment, engine, policy, selection, longest, chunks, measured)
     tokens = plan.n_completions * cap
+    n_measured = experiment.measurement.n_prompts
+    share = 1.0 if n_measured is None else min(n_measured / len(plan.problems), 1.0)
+    measuring, n_gradients = per_token * tokens, math.ceil(share * plan.n_completions)
+    scoring = 0.0 if share == 1.0 else _scoring_seconds(policy, longest) * (1.0 - share)
     n_blocks = n_block_sketches(policy, experiment.measurement)
     sketched = experiment.measurement.sketch_dim  # numbers of a sequence that the engine adds to
     if sketched is not None:
@@ -128,8 +138,8 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
     if experiment.reference_policy:  # its weights are held as well
         memory += sum(one.numel() * one.element_size() for one in policy.model.parameters()) / GIB
     continuations = experiment.values.monte_carlo * plan.n_completions / experiment.values.batch_size
-    disk = bytes_of_sequences(cap, plan.n_completions, experiment.measurement, n_blocks)
-    disk += measured * plan.n_completions * 4 * (experiment.measurement.sketch_dim or 0) * (1 + n_blocks)
+    disk = bytes_of_sequences(cap, n_gradients, experiment.measurement, n_blocks)
+    disk += measured * n_gradients * 4 * (experiment.measurement.sketch_dim or 0) * (1 + n_blocks)
     disk += len(possible.advantages) * plan.n_completions * cap * 8  # their token weights are kept
     return CostEstimate(
         len(plan.problems),
@@ -138,7 +148,7 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
         plan.n_batches,
         selection.n_parameters,
         per_step * cap * plan.n_batches,
-        per_token * cap * len(longest),
+        share * measuring + scoring,
         memory,
         disk / GIB,
         n_weightings,
@@ -149,6 +159,9 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
         sum(one.numel() * one.element_size() for one in selection.preconditioner.values()) / GIB,
         loading_seconds,
         fitting,
+        n_measured,
+        scoring,
+        max((1.0 - share) * measuring - scoring, 0.0),
         "; ".join(filter(None, [_devices(experiment), _left_by_others(policy.device)])),
     )
 
@@ -177,6 +190,18 @@ def _devices(experiment: Experiment) -> str:
 
 def _ones(parameter: torch.Tensor) -> torch.Tensor:
     return torch.ones_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32), requires_grad=False)
+
+
+def _scoring_seconds(policy: Policy, longest: Rollouts) -> float:
+    """Extrapolate the time of a forward pass over all completions from a few sequences that are cut short."""
+    frame = longest.frame.head(4)
+    width = min(8 * _TRIAL_TOKENS, len(frame["completion_tokens"].iloc[0]))
+    trial = Rollouts(frame.assign(completion_tokens=[[0] * width] * len(frame)).reset_index(drop=True))
+    trial = trial.select(same_class(policy.model, trial, range(len(trial)))[0])
+    chunk = make_chunk(trial, np.arange(len(trial)), policy.device, policy.dtype)
+    start = time.perf_counter()
+    token_statistics(policy, chunk)
+    return (time.perf_counter() - start) / (width * len(trial)) * int(longest.lengths.sum())
 
 
 def _fitting_seconds(policy: Policy, longest: Rollouts) -> float:

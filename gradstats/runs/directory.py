@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gradstats.config.experiment import Experiment
 from gradstats.config.trust import code_named_in
 from gradstats.measurement.measurement import Measurement
+from gradstats.measurement.scored import SCORED, measured_order
 from gradstats.report.saved_results import is_run_directory, read_recorded_experiment, write_recorded_experiment
 from gradstats.rewards.grading import MisreadReferenceWarning
 from gradstats.rollouts.table import token_sources
@@ -110,7 +111,7 @@ class RunDirectory:
     def remove_partials(self) -> None:
         """Remove what interrupted writers left; the caller must be the only writer."""
         others = (self.path / name for name in ("tables", "figures", "regraded"))
-        shards = self.measurement.glob("shard-*")
+        shards = [*self.measurement.glob("shard-*"), self.measurement / SCORED]
         for folder in (self.path, self.rollouts, self.measurement, self.values, *others, *shards):
             remove_partials(folder)
 
@@ -260,6 +261,15 @@ class RunDirectory:
             for one in rounds_of(self.rollouts)
         ]
 
+    def _part(self) -> dict[str, Any]:
+        """Return which prompts are measured, where these are not all."""
+        n, rounds = self.experiment.measurement.n_prompts, [one.prompt_ids for one in rounds_of(self.rollouts)]
+        if n is None:
+            return {}
+        order = measured_order(rounds, self.experiment.prompts.seed)
+        about = {"seed": self.experiment.prompts.seed, "of": len(order), "prompt_ids": order[:n]}
+        return {"measured_prompts": about}
+
     def _experiment_folder(self) -> str | None:
         """Return the way to the folder of the experiment file, where the experiment names code that may lie in it."""
         folder = self.experiment.folder
@@ -297,6 +307,7 @@ class RunDirectory:
                 "metric": measured.metadata.get("metric"),
                 "n_prompts": len(set(measured.rollouts.prompt_id)),
                 "n_sequences": len(measured),
+                **self._part(),
                 "n_truncated": int(measured.rollouts.truncated.sum()),
                 "token_sources": token_sources(measured.rollouts),
                 "sampler_gap": None if gap is None else gap.summary(),

@@ -12,12 +12,19 @@ import numpy as np
 from gradstats.config.sections import MeasurementSection
 from gradstats.estimators.recipes.weightings import is_of_estimator
 from gradstats.measurement.disk_size import measured_bytes, require_space
-from gradstats.measurement.measurement import Measurement, read_measurement, shared_entry, weightings_in
+from gradstats.measurement.measurement import (
+    Measurement,
+    forward_proxies,
+    read_measurement,
+    shared_entry,
+    weightings_in,
+)
+from gradstats.measurement.scored import SCORED, ForwardProxies, measured_order, read_forward_proxies
 from gradstats.measurement.state_values import StoredValues
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.claims import Board, Claim, make_missing
 from gradstats.runs.directory import RunDirectory
-from gradstats.runs.growth import RESTORE, drawn_shards, read_plan, settings_digest
+from gradstats.runs.growth import RESTORE, drawn_shards, read_plan, rounds_of, settings_digest
 from gradstats.runs.ranks import agreed, is_first
 from gradstats.runs.sampling_step import experiment_policy, n_planned_shards, reference_policy
 from gradstats.runs.weightings import (
@@ -38,6 +45,8 @@ if TYPE_CHECKING:
 def missing_measurements(run: RunDirectory) -> list[int]:
     """Return the shards of a run that have not been measured, or not with all advantages that estimators need."""
     shards, n_shards = _shards(run), n_planned_shards(run)
+    if measured_prompts(run) is not None:  # whose shards are finished with the proxies of what they do not measure
+        return _scored_shards(run).missing(n_shards)
     wanted = set(possible_weightings(run.experiment).advantages)
     finished = shards.finished(n_shards) if wanted else []
     lacking = [number for number in finished if not wanted <= set(weightings_in(shards.path(number)))]
@@ -47,9 +56,22 @@ def missing_measurements(run: RunDirectory) -> list[int]:
 def is_measured(run: RunDirectory) -> bool:
     """Return whether every shard of a run has been measured."""
     complete = run.measurement / "complete.json"
-    if not complete.exists() or read_json(complete).get("n_shards") != n_planned_shards(run):
+    if not complete.exists() or not _complete(run).items() <= read_json(complete).items():
         return False
     return not missing_measurements(run)
+
+
+def _complete(run: RunDirectory) -> dict[str, int | None]:
+    part = {"n_prompts": run.experiment.measurement.n_prompts} if (run.measurement / SCORED).exists() else {}
+    return {"n_shards": n_planned_shards(run), **part}
+
+
+def measured_prompts(run: RunDirectory) -> frozenset[str] | None:
+    """Return the prompts that a run measures, a random sample; None where nothing else was ever asked for than all."""
+    n, rounds = run.experiment.measurement.n_prompts, [one.prompt_ids for one in rounds_of(run.rollouts)]
+    if n is None and not (run.measurement / SCORED).exists():
+        return None
+    return frozenset(measured_order(rounds, run.experiment.prompts.seed)[:n])
 
 
 def measures_advantages(run: RunDirectory) -> bool:
@@ -62,6 +84,7 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
     if agreed(lambda: is_measured(run)):
         return
     shards = _shards(run)
+    agreed(lambda: _begin_part(run))
     n_shards, missing = agreed(lambda: (n_planned_shards(run), missing_measurements(run)))
     with run.step("measuring"):
         if is_first() and shards.origin:
@@ -71,7 +94,20 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
             _measure(run, shards, drawn_shards(run.rollouts).read_all(n_shards), missing, progress)
         if is_first():
             with run.turn():
-                write_json(run.measurement / "complete.json", {"n_shards": n_shards})
+                write_json(run.measurement / "complete.json", _complete(run))
+
+
+def _begin_part(run: RunDirectory) -> None:
+    """Remove the proxies of shards of which completions are measured from now on; what is measured of them stays."""
+    chosen = measured_prompts(run)
+    if chosen is None:
+        return
+    with run.turn():
+        run.write_experiment()  # whose number of measured prompts may have grown
+        (run.measurement / SCORED).mkdir(exist_ok=True)
+        for path in sorted((run.measurement / SCORED).glob("shard-*.parquet")):
+            if not chosen.isdisjoint(read_forward_proxies(path).completions["prompt_id"]):
+                path.unlink()
 
 
 def _measure(
@@ -83,7 +119,12 @@ def _measure(
 
         with run.turn():
             tables, section = with_estimated_moments(run, tables, progress)
-    unmeasured = Rollouts.concatenate([tables[number] for number in missing])
+    chosen, parts = measured_prompts(run), dict(enumerate(tables))
+    if chosen is not None:
+        masks = (np.isin(table.prompt_id, [*chosen]) for table in tables)
+        parts = {number: tables[number].select(mask) for number, mask in enumerate(masks) if mask.any()}
+    some = [*parts.values()]
+    unmeasured = Rollouts.concatenate([parts[number] for number in missing if number in parts] or some)
     # Sketches by block are not counted: how many blocks there are is known only where the model is.
     require_space(run.measurement, measured_bytes(unmeasured, section))
     # Shards of one measurement hold the same weightings and sketches; the newest has the latest self-check.
@@ -91,9 +132,9 @@ def _measure(
         lambda: max(shards.finished(len(tables)), key=lambda number: shards.path(number).stat().st_mtime, default=None)
     )
     earlier = None if done is None else shards.read_one(done)
-    with run.loaded(lambda: _session(run, section, earlier, tables, unmeasured, progress)) as session:
+    with run.loaded(lambda: _session(run, section, earlier, some, unmeasured, progress)) as session:
         if earlier is None:
-            names = _chosen_weightings(run, session, tables, progress)
+            names = _chosen_weightings(run, session, some, progress)
         else:
             # Of weightings by ratios, which the first shards decided on, all shards hold the same.
             further = possible_weightings(run.experiment).advantages
@@ -103,7 +144,25 @@ def _measure(
             _refuse_other_advantages(run, earlier, tables[done], values.of_shard(done, tables[done]))
         run.tracking.begin()
         n_sequences, sizes = sum(map(len, tables)), {number: len(tables[number]) for number in missing}
-        with progress_bar("measuring", n_sequences, done=n_sequences - len(unmeasured), shown=progress) as report:
+        done_before = n_sequences - sum(sizes.values())
+        with progress_bar("measuring", n_sequences, done=done_before, shown=progress) as report:
+            scored = _scored_shards(run)
+
+            def measure_part(claim: Claim) -> None:
+                number, table = claim.number, tables[claim.number]
+                if number in parts:
+                    old = shards.read_one(number) if shards.is_made(number) else None
+                    measured = _with_rest(session, parts[number], names, old, claim)
+                    if measured is not old and is_first():
+                        shards.write_one(number, measured)
+                others = np.flatnonzero(~np.isin(table.prompt_id, [*(chosen or ())]))
+                proxies = _proxies_of(session, table.select(others), claim) if len(others) else {}
+                if is_first():
+                    scored.write_one(number, ForwardProxies.of(table, others, proxies))
+
+            if chosen is not None:
+                make_missing(Board(scored, sizes, report, scored.is_made), run.spent, measure_part)
+                return
             there = agreed(lambda: frozenset(number for number in missing if shards.is_made(number)))
 
             def is_measured(number: int) -> bool:
@@ -140,6 +199,37 @@ def _measured(
         for name, gradients in measured.weighted.items()
     }
     return replace(measured, weighted=weighted)
+
+
+def _with_rest(
+    session: MeasuringSession, rollouts: Rollouts, names: tuple[str, ...], earlier: Measurement | None, report: Report
+) -> Measurement:
+    """Measure what an earlier measurement of some completions lacks."""
+    keys = [*zip(rollouts.prompt_id.tolist(), rollouts.sample_id.tolist(), strict=True)]
+    known = set() if earlier is None else _known(earlier)
+    lacking = [row for row, key in enumerate(keys) if key not in known]
+    if earlier is not None and not lacking:
+        return earlier
+    measured = _measured(session, rollouts.select(lacking), names, {}, None, report)
+    if earlier is None:
+        return measured
+    joined = Measurement.concatenate([earlier, measured])
+    place = {key: row for row, key in enumerate(keys)}
+    own = zip(joined.rollouts.prompt_id.tolist(), joined.rollouts.sample_id.tolist(), strict=True)
+    return joined.select(np.argsort([place[key] for key in own]))
+
+
+def _known(measured: Measurement) -> set[tuple[str, int]]:
+    """Return the completions that were measured, those without a finite gradient included."""
+    found = {*zip(measured.rollouts.prompt_id.tolist(), measured.rollouts.sample_id.tolist(), strict=True)}
+    return found | {(str(prompt), int(sample)) for prompt, sample in measured.metadata.get("not_finite", ())}
+
+
+def _proxies_of(session: MeasuringSession, rollouts: Rollouts, report: Report) -> dict[str, np.ndarray]:
+    """Return the proxies of completions that are not measured, by a forward pass."""
+    found = session.token_statistics(rollouts)
+    report.chunk(len(rollouts), int(rollouts.times.sum()))
+    return forward_proxies(found["logprobs"], found["entropy"], found["sum_pi_squared"], rollouts.masks)
 
 
 def _refuse_other_advantages(
@@ -205,10 +295,16 @@ def _chosen_weightings(
 
 def _shards(run: RunDirectory) -> Shards[Measurement]:
     def save(measured: Measurement, path: Path) -> None:
-        measured.save(path, run.experiment.measurement.token_dtype)
+        # One of which more prompts are measured now takes the place of the smaller one.
+        measured.save(path, run.experiment.measurement.token_dtype, overwrite=(run.measurement / SCORED).exists())
         run.tracking.shard("measuring", measured.rollouts)
 
     return Shards(run.measurement, "", read_measurement, save, _origin(run))
+
+
+def _scored_shards(run: RunDirectory) -> Shards[ForwardProxies]:
+    folder = run.measurement / SCORED
+    return Shards(folder, ".parquet", read_forward_proxies, ForwardProxies.to_parquet, _origin(run))
 
 
 def _origin(run: RunDirectory) -> dict[str, object]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from pathlib import Path
 from typing import Any
 
+from gradstats.measurement.scored import SCORED
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.claims import BETWEEN_LOOKS, Board
 from gradstats.runs.directory import RunDirectory
@@ -80,18 +81,29 @@ def _all_died(error: WorkerDiedError) -> RuntimeError:
     )
 
 
+def _measured_in(run: RunDirectory) -> tuple[Path, str]:
+    """Return where finished shards lie: of a run that measures some of its prompts, not every one has measured any."""
+    scored = run.measurement / SCORED
+    return (scored, ".parquet") if scored.is_dir() else (run.measurement, "")
+
+
 def _unfinished(run: RunDirectory) -> tuple[str, Shards[Rollouts], dict[int, int], int] | None:
     """Return the first step that lacks shards: its name, its shards, how many steps of the bar each of those that are
     missing is, and how many there are in all.
     """
     sizes, plan = [size for one in rounds_of(run.rollouts) for size in one.batches], run.values / PLAN
     n_prefixes = n_planned(read_json(plan), plan) if plan.exists() else 0
+
+    def read(path: Path) -> Rollouts:
+        in_part = path.parent.name == SCORED  # whose shards hold no completions
+        return read_rollouts(run.rollouts / path.name if in_part else path, partial=True)
+
     for name, folder, suffix, of_step in (
         ("sampling", run.rollouts, ".parquet", sizes),
         ("values of prefixes", run.values, ".parquet", [1] * n_prefixes),
-        ("measuring", run.measurement, "", sizes),
+        ("measuring", *_measured_in(run), sizes),
     ):
-        shards = Shards(folder, suffix, partial(read_rollouts, partial=True), Rollouts.to_parquet)
+        shards = Shards(folder, suffix, read, Rollouts.to_parquet)
         if missing := shards.missing(len(of_step)):
             return name, shards, {number: of_step[number] for number in missing}, sum(of_step)
     return None

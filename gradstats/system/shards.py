@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -150,9 +150,17 @@ class IncompleteRunError(ValueError):
 
 
 def planned_shards(
-    folder: Path, suffix: str, *, plan_file: Path | None = None, partial: bool = False
+    folder: Path,
+    suffix: str,
+    *,
+    plan_file: Path | None = None,
+    partial: bool = False,
+    unneeded: Collection[int] = (),
 ) -> PlannedShards | None:
-    """Return the shards that a folder should hold by its ``plan.json``, or None where it has no plan."""
+    """Return the shards that a folder should hold by its ``plan.json``, or None where it has no plan.
+
+    Those that are ``unneeded``, by their numbers, may be missing.
+    """
     if (folder / "settings.json").exists() and not partial:
         raise IncompleteRunError(
             f"{folder} holds the finished shards of an unfinished command: repeat that command, and it continues from "
@@ -164,6 +172,8 @@ def planned_shards(
     plan = read_json(plan_file)
     total = n_planned(plan, plan_file)
     paths = {number: shard_path(folder, number, suffix) for number in range(total)}
+    paths = {number: path for number, path in paths.items() if path.exists() or number not in unneeded}
+    total = len(paths)
     present = [number for number, path in paths.items() if path.exists()]
     if len(present) < total:
         first = next(path.name for path in paths.values() if not path.exists())

@@ -43,6 +43,7 @@ ASKED = {
     "shift": (["token_mean"], {"estimator": "token_mean"}),
     "length_reward": ([], {}),
     "tokens": (["--group-size", "2"], {"group_size": 2}),
+    "proxies": ([], {}),
     "profile": ([], {}),
     "plan": (["--half-width", "0.1"], {"half_width": 0.1}),
 }

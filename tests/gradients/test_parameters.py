@@ -41,11 +41,39 @@ def test_blocks_and_parameter_subsets(engine, rollouts):
     np.testing.assert_allclose(some.sq_norms, everything.sq_norms_by_block[mlp].sum(axis=1), rtol=1e-9)
 
 
+@pytest.mark.parametrize("engine", ["ghost", "vmap", "loop"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_proxies_equal_those_of_autograd(engine, tied):
+    model, rollouts = tiny_model("qwen2", tied), ragged_rollouts(masked=True)
+    policy = Policy(model, temperature=0.7)
+    found = gradients.measure(policy, rollouts, engine=engine, sketch_dim=None, progress=False).proxies
+    expected = {name: np.zeros(len(rollouts)) for name in ("logit", "surprisal", "entropy", "norm_layers", "head")}
+    for row, gradient in enumerate(sequence_gradients(model, rollouts, 0.7)):
+        for name, values in gradient.items():
+            part = "norm_layers" if "norm" in name else "head" if name == "lm_head.weight" else None
+            if part:
+                expected[part][row] += values.square().sum().item()
+        prompt, drawn = rollouts.tokens("prompt_tokens")[row], rollouts.tokens("completion_tokens")[row]
+        logits = model(torch.tensor([[*prompt, *drawn]])).logits[0, len(prompt) - 1 : -1].detach() / 0.7
+        for token, at, counts in zip(drawn, logits, rollouts.masks[row], strict=True):
+            at = at.requires_grad_()
+            logs = torch.log_softmax(at, dim=0)
+            (of_logits,) = torch.autograd.grad(logs[token], at)
+            sums = of_logits.square().sum(), -logs[token], -(logs.exp() * logs).sum()
+            for name, value in zip(("logit", "surprisal", "entropy"), sums, strict=True):
+                expected[name][row] += value.item() * counts
+    assert set(found) == set(expected) - ({"head"} if tied else set())
+    for name, values in found.items():
+        np.testing.assert_allclose(values, expected[name], rtol=1e-9)
+
+
 def test_frozen_parameters_are_not_measured(rollouts):
     model = tiny_model("qwen2")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("layers.1" in name)
-    assert list(gradients.measure(model, rollouts, progress=False).sq_norms_by_block) == ["layers.1"]
+    measured = gradients.measure(model, rollouts, progress=False)
+    assert list(measured.sq_norms_by_block) == ["layers.1"]
+    assert set(measured.proxies) == {"logit", "surprisal", "entropy", "norm_layers"}  # the head is not among them
 
 
 class Names(torch.nn.Module):
@@ -63,6 +91,7 @@ NAMES = (
     "transformer.h.11.mlp.c_fc.weight",
     "transformer.ln_f.weight",
     "lm_head.weight",
+    "gpt_neox.embed_out.weight",
     "value.scale",
 )
 
@@ -70,11 +99,14 @@ NAMES = (
 @pytest.mark.parametrize(
     ("blocks", "expected"),
     [
-        ("layer", ["embedding", "layers.0", "layers.0", "layers.11", "final norm", "head", "other"]),
-        ("kind", ["embedding", "norm", "attention", "mlp", "norm", "head", "other"]),
+        ("layer", ["embedding", "layers.0", "layers.0", "layers.11", "final norm", "head", "head", "other"]),
+        ("kind", ["embedding", "norm", "attention", "mlp", "norm", "head", "head", "other"]),
         ("parameter", list(NAMES)),
         # The first pattern that matches counts.
-        ({r"attn|h\.0\.": "first", r"ln_": "norms"}, ["other", "first", "first", "other", "norms", "other", "other"]),
+        (
+            {r"attn|h\.0\.": "first", r"ln_": "norms"},
+            ["other", "first", "first", "other", "norms", "other", "other", "other"],
+        ),
     ],
 )
 def test_parameters_are_put_into_blocks_by_their_names(blocks, expected):

@@ -156,6 +156,8 @@ def test_selected_rows_joined_again_are_the_whole(tmp_path):
     for whole in (Measurement.concatenate(halves), read_measurement(tmp_path)):
         assert whole.metadata.pop("not_finite") == []
         assert_identical(whole, measured)
+    replace(halves[1], proxies={}).save(tmp_path / "shard-1")  # as an earlier release wrote it
+    assert read_measurement(tmp_path).proxies == {}
     assert measured.select([3, 1]).sq_norms.tolist() == measured.sq_norms[[3, 1]].tolist()
 
 

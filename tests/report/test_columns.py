@@ -21,6 +21,7 @@ from gradstats.analyses import registry
 from gradstats.analyses.results import RemarkedResult, Result, ScalarResult
 from gradstats.config.sections import VarianceSection
 from gradstats.gradients import check_engines
+from gradstats.measurement.scored import FORWARD
 from gradstats.report.analysis_tables import alpha_table
 from gradstats.report.columns import INDEX
 from gradstats.report.saved_results import SavedResults
@@ -108,6 +109,13 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         by_block = np.stack([0.3 * measured.sketches, 0.7 * measured.sketches], axis=1)
         in_blocks = replace(measured, sketches_by_block=by_block)
         frames["variance_by_block"] = gs.analyses.variance_by_block(in_blocks, section.estimators).to_frame()
+        drawn = measured.rollouts.frame[["prompt_id", "sample_id", "reward"]].assign(length=measured.lengths)
+        scored = replace(measured, scored=drawn.assign(**dict.fromkeys(FORWARD, measured.lengths)))
+        calibrated = registry.get("variance").ask(scored, ["reinforce"])
+        frames |= {
+            name: one.frame for name, one in registry.get("variance").answer_of(calibrated, 0.95).further.items()
+        }
+        frames["proxies"] = gs.analyses.proxies_by_block(measured).to_frame()
         engines = check_engines(tiny_model("qwen2"), dtypes=["float64"])
     report_points = pd.DataFrame(
         {"prompt_id": measured.rollouts.prompt_id, "length": measured.lengths, "sq_norm": measured.sq_norms}
