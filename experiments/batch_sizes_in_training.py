@@ -374,7 +374,7 @@ def watched_run(task: Task) -> pd.DataFrame:
             compared = gs.compare(batch, WATCHED_LABELS, token_scores)
             own = compared.rows[WATCHED_LABELS.index(WATCHED.label)]
         known = {"step": step, "reward": float(batch.rewards.mean())}
-        known |= silent_shares(batch.rewards, batch.lengths, WATCHED.group_size)
+        known |= silent_shares(batch.rewards, batch.lengths, batch.group_index)
         known |= logs.add(compared.to_frame(), own, WATCHED_BATCH)
         if step % 10 == 0:
             one, best = (

@@ -36,6 +36,7 @@ ANALYSES = (
     "shift",
     "length_reward",
     "tokens",
+    "proxies",
     "profile",
     "plan",
 )

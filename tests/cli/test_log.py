@@ -66,7 +66,7 @@ def test_all_rows_notes_and_figures_are_given_on_request(answered, folder, tmp_p
     assert "7, counted" in printed
     assert "note: drift: the log holds one step" in " ".join(printed.split())
     assert "Fewer than 30%" in " ".join(printed.split())
-    assert {path.stem for path in tmp_path.glob("figures/*.pdf")} == {*registry.OF_LOGS} - {"drift"}
+    assert {path.stem for path in tmp_path.glob("figures/*.pdf")} == {*registry.OF_LOGS} - {"drift", "spike"}
 
 
 @pytest.fixture(scope="module")
