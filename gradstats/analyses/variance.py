@@ -714,7 +714,7 @@ def _calibrated(found: VarianceComparison, measured: Any, options: Mapping[str, 
     return replace(found, calibrations=calibrations, remarks=(*said, *found.remarks))
 
 
-def _calibrated_frame(found: VarianceComparison, confidence_level: float) -> pd.DataFrame:
+def _calibrated_frame(found: VarianceComparison, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
     """Return a row for each estimator that the proxies of all prompts calibrate, group size by group size."""
     records = []
     for split, calibration in zip(found.splits, found.calibrations, strict=False):
@@ -825,7 +825,7 @@ ANALYSIS = Analysis(
                 Column("trace_cov", "tr Cov of one group's gradient, calibrated", "variance", True, file=_PROXY),
                 Column("ratio", "the same relative to the reference's, calibrated", "ratio", True, file=_PROXY),
                 Column("factor", "times as many measured prompts that the ratio is worth", "prompts ×", file=_PROXY),
-                Column("factor_trace_cov", "the same of tr Cov", "prompts × (variance)", file=_PROXY),
+                Column("factor_trace_cov", "the same of tr Cov", "prompts × (variance)"),
                 Column("proxy", "the proxy that was chosen; empty where none helps", file=_PROXY),
             ),
             row_heading="estimator",

@@ -75,6 +75,7 @@ RULES: dict[str, Rule] = {
     "signs": SWITCH,
     "of": one_of("groups", "rewards"),
     "level": one_of("token", "sequence"),
+    "mismatch": one_of("whole", "truncate", "mask"),
     "averaged": SWITCH,
     "ddof": _whole(0),
     "eps": NOT_NEGATIVE,

@@ -78,6 +78,7 @@ ONLY_IN_SECTION = {
     (PromptsSection, "seed"): "the function calls it rng",
     (SamplingSection, "seed"): "the function calls it rng",
     (VarianceSection, "seed"): "the function takes generators, and calls it rng",
+    (MeasurementSection, "n_prompts"): "a run samples and scores all prompts, and measures some",
     (MeasurementSection, "token_dtype"): "an argument of Measurement.save",
     (LengthScalingSection, "published"): "of the figure",
     (VarianceSection, "confidence_level"): "an argument of VarianceComparison.to_frame",

@@ -125,7 +125,7 @@ def test_shards_know_their_run_by_the_settings_that_stay_as_they_are():
     fixed = {name.partition(".")[0] for name in experiment.settled_settings()}
     assert fixed == {"policy", "prompts", "sampling", "measurement"}  # and of other policies what differs
     changing = {"prompts.n", "sampling.group_size", "sampling.reward", "measurement.recompute"}
-    changing |= {"measurement.deterministic"}
+    changing |= {"measurement.deterministic", "measurement.n_prompts"}
     settled = {name: value for name, value in experiment.settled_settings().items() if name not in changing}
     assert settings_digest(experiment) == digest(sorted(settled.items()))
 
