@@ -21,6 +21,7 @@ from gradstats.measurement.measurement import (
 )
 from gradstats.measurement.scored import SCORED, ForwardProxies, measured_order, read_forward_proxies
 from gradstats.measurement.state_values import StoredValues
+from gradstats.report.saved_results import read_recorded_experiment
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.claims import Board, Claim, make_missing
 from gradstats.runs.directory import RunDirectory
@@ -94,20 +95,37 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
             _measure(run, shards, drawn_shards(run.rollouts).read_all(n_shards), missing, progress)
         if is_first():
             with run.turn():
+                _refuse_other_part(run)
                 write_json(run.measurement / "complete.json", _complete(run))
 
 
 def _begin_part(run: RunDirectory) -> None:
     """Remove the proxies of shards of which completions are measured from now on; what is measured of them stays."""
-    chosen = measured_prompts(run)
-    if chosen is None:
+    if measured_prompts(run) is None:
         return
     with run.turn():
         run.write_experiment()  # whose number of measured prompts may have grown
         (run.measurement / SCORED).mkdir(exist_ok=True)
-        for path in sorted((run.measurement / SCORED).glob("shard-*.parquet")):
-            if not chosen.isdisjoint(read_forward_proxies(path).completions["prompt_id"]):
-                path.unlink()
+        for path in _of_smaller_part(run):
+            path.unlink()
+
+
+def _refuse_other_part(run: RunDirectory) -> None:
+    """Refuse to finish what processes measured together that were to measure different numbers of prompts."""
+    if measured_prompts(run) is None:
+        return
+    recorded = read_recorded_experiment(run.path / "experiment.yaml").measurement.n_prompts
+    if recorded != run.experiment.measurement.n_prompts or _of_smaller_part(run):
+        raise ValueError(
+            f"a process with another measurement.n_prompts has worked on {run.path} meanwhile: repeat the command with "
+            "the largest number"
+        )
+
+
+def _of_smaller_part(run: RunDirectory) -> list[Path]:
+    """Return the files of proxies that hold completions which are to be measured."""
+    chosen, files = measured_prompts(run) or (), sorted((run.measurement / SCORED).glob("shard-*.parquet"))
+    return [path for path in files if read_forward_proxies(path).completions["prompt_id"].isin(chosen).any()]
 
 
 def _measure(

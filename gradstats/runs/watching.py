@@ -83,8 +83,8 @@ def _all_died(error: WorkerDiedError) -> RuntimeError:
 
 def _measured_in(run: RunDirectory) -> tuple[Path, str]:
     """Return where finished shards lie: of a run that measures some of its prompts, not every one has measured any."""
-    scored = run.measurement / SCORED
-    return (scored, ".parquet") if scored.is_dir() else (run.measurement, "")
+    scored, n = run.measurement / SCORED, run.experiment.measurement.n_prompts
+    return (run.measurement, "") if n is None and not scored.exists() else (scored, ".parquet")
 
 
 def _unfinished(run: RunDirectory) -> tuple[str, Shards[Rollouts], dict[int, int], int] | None:
