@@ -121,8 +121,8 @@ def _refuse_other_part(run: RunDirectory) -> None:
 
 def _of_smaller_part(run: RunDirectory) -> list[Path]:
     """Return the files of proxies that hold completions which are to be measured."""
-    chosen, files = measured_prompts(run) or (), sorted(run.scored.glob("shard-*.parquet"))
-    return [path for path in files if read_forward_proxies(path).completions["prompt_id"].isin(chosen).any()]
+    chosen, files = measured_prompts(run) or frozenset(), sorted(run.scored.glob("shard-*.parquet"))
+    return [path for path in files if not chosen.isdisjoint(read_forward_proxies(path).completions["prompt_id"])]
 
 
 def _measure(

@@ -92,11 +92,11 @@ def _unfinished(run: RunDirectory) -> tuple[str, Shards[Rollouts], dict[int, int
         return read_rollouts(run.rollouts / path.name if in_part else path, partial=True)
 
     # Of a run that measures a part, not every finished shard has measured anything.
-    measured = (run.scored, ".parquet") if run.measures_part else (run.measurement, "")
+    measured, measured_suffix = (run.scored, ".parquet") if run.measures_part else (run.measurement, "")
     for name, folder, suffix, of_step in (
         ("sampling", run.rollouts, ".parquet", sizes),
         ("values of prefixes", run.values, ".parquet", [1] * n_prefixes),
-        ("measuring", *measured, sizes),
+        ("measuring", measured, measured_suffix, sizes),
     ):
         shards = Shards(folder, suffix, read, Rollouts.to_parquet)
         if missing := shards.missing(len(of_step)):
