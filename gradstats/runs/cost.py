@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,12 +37,12 @@ from gradstats.measurement.disk_size import GIB, bytes_of_sequences
 from gradstats.policy.memory import memory_of_others_gib, planned_memory_gib, total_memory_gib
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
-from gradstats.runs.growth import resolve_revisions
 from gradstats.runs.sampling_step import sampling_plan
 from gradstats.runs.validate import check_names
 from gradstats.runs.weightings import possible_weightings
 from gradstats.sampling import SamplerSettings
 from gradstats.sampling.plan import SamplingPlan
+from gradstats.sampling.revisions import resolve_revisions
 from gradstats.sampling.transformers_sampler import generate
 from gradstats.system.user_code import code_beside
 from gradstats.values.fitted import hidden_states
@@ -129,7 +130,7 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
     n_measured = experiment.measurement.n_prompts
     share = 1.0 if n_measured is None else min(n_measured / len(plan.problems), 1.0)
     measuring, n_gradients = per_token * tokens, math.ceil(share * plan.n_completions)
-    scoring = 0.0 if share == 1.0 else _scoring_seconds(policy, longest) * (1.0 - share)
+    scoring = 0.0 if share == 1.0 else _seconds_of_pass(policy, longest, _scored) * (1.0 - share)
     n_blocks = n_block_sketches(policy, experiment.measurement)
     sketched = experiment.measurement.sketch_dim  # numbers of a sequence that the engine adds to
     if sketched is not None:
@@ -154,7 +155,7 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
         n_weightings,
         experiment.is_off_policy,
         len(possible.of_equal_ratios),
-        _fitting_seconds(policy, longest) if experiment.values.fitted else 0.0,
+        _seconds_of_pass(policy, longest, _hidden) if experiment.values.fitted else 0.0,
         per_step * cap * math.ceil(continuations),
         sum(one.numel() * one.element_size() for one in selection.preconditioner.values()) / GIB,
         loading_seconds,
@@ -192,27 +193,28 @@ def _ones(parameter: torch.Tensor) -> torch.Tensor:
     return torch.ones_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32), requires_grad=False)
 
 
-def _scoring_seconds(policy: Policy, longest: Rollouts) -> float:
+def _seconds_of_pass(policy: Policy, longest: Rollouts, forward: Callable[[Policy, Rollouts], object]) -> float:
     """Extrapolate the time of a forward pass over all completions from a few sequences that are cut short."""
-    frame = longest.frame.head(4)
-    width = min(8 * _TRIAL_TOKENS, len(frame["completion_tokens"].iloc[0]))
-    trial = Rollouts(frame.assign(completion_tokens=[[0] * width] * len(frame)).reset_index(drop=True))
-    trial = trial.select(same_class(policy.model, trial, range(len(trial)))[0])
-    chunk = make_chunk(trial, np.arange(len(trial)), policy.device, policy.dtype)
+    trial = _cut_short(policy, longest, range(min(4, len(longest))))
     start = time.perf_counter()
-    token_statistics(policy, chunk)
-    return (time.perf_counter() - start) / (width * len(trial)) * int(longest.lengths.sum())
+    forward(policy, trial)
+    return (time.perf_counter() - start) / int(trial.lengths.sum()) * int(longest.lengths.sum())
 
 
-def _fitting_seconds(policy: Policy, longest: Rollouts) -> float:
-    """Extrapolate the time of the hidden states from a few sequences that are cut short."""
-    frame = longest.frame.head(4)
-    width = min(8 * _TRIAL_TOKENS, len(frame["completion_tokens"].iloc[0]))
-    trial = Rollouts(frame.assign(completion_tokens=[[0] * width] * len(frame)).reset_index(drop=True))
-    start = time.perf_counter()
-    hidden_states(policy, trial, progress=False)
-    tokens = int(longest.lengths.sum())
-    return (time.perf_counter() - start) / (width * len(frame)) * tokens
+def _scored(policy: Policy, rollouts: Rollouts) -> object:
+    return token_statistics(policy, make_chunk(rollouts, range(len(rollouts)), policy.device, policy.dtype))
+
+
+def _hidden(policy: Policy, rollouts: Rollouts) -> object:
+    return hidden_states(policy, rollouts, progress=False)
+
+
+def _cut_short(policy: Policy, longest: Rollouts, rows: Sequence[int] | np.ndarray) -> Rollouts:
+    """Return some completions cut short, without those that then no longer have the rotary factors of the others."""
+    frame = longest.frame.iloc[rows]
+    tokens = [one[: 8 * _TRIAL_TOKENS] for one in frame["completion_tokens"]]
+    trial = Rollouts(frame.assign(completion_tokens=tokens).reset_index(drop=True))
+    return trial.select(same_class(policy.model, trial, range(len(trial)))[0])
 
 
 def _memory_gib(
@@ -295,13 +297,10 @@ def _seconds_per_token(
     n_weightings: int,
 ) -> float:
     """Time the engine on one chunk of as many sequences as in the run, cut short, with a few token scores."""
-    length = min(8 * _TRIAL_TOKENS, experiment.sampling.max_new_tokens)
-    frame = longest.frame.iloc[chunks[-1]]
-    frame = frame.assign(completion_tokens=[[0] * length] * len(frame)).reset_index(drop=True)
-    # Cut short, some may no longer have the rotary factors of the others.
-    frame = frame.iloc[same_class(policy.model, Rollouts(frame), range(len(frame)))[0]].reset_index(drop=True)
-    weightings = [[np.ones(length)] * len(frame)] * n_weightings
-    chunk = make_chunk(Rollouts(frame), np.arange(len(frame)), policy.device, policy.dtype, weightings)
+    trial = _cut_short(policy, longest, chunks[-1])
+    length = int(trial.lengths[0])
+    weightings = [[np.ones(length)] * len(trial)] * n_weightings
+    chunk = make_chunk(trial, range(len(trial)), policy.device, policy.dtype, weightings)
     section = experiment.measurement
     sketch = None if section.sketch_dim is None else CountSketch(section.sketch_dim, by_block=section.block_sketches)
     run = ENGINES[engine]
@@ -326,4 +325,4 @@ def _seconds_per_token(
         )
     if heavy:
         total += (seconds(0, _TIMED_EXACT) - without_tokens) / _TIMED_EXACT * heavy
-    return max(total, without_tokens) / (length * len(frame))
+    return max(total, without_tokens) / (length * len(trial))

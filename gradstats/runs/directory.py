@@ -111,7 +111,7 @@ class RunDirectory:
     def remove_partials(self) -> None:
         """Remove what interrupted writers left; the caller must be the only writer."""
         others = (self.path / name for name in ("tables", "figures", "regraded"))
-        shards = [*self.measurement.glob("shard-*"), self.measurement / SCORED]
+        shards = [*self.measurement.glob("shard-*"), self.scored]
         for folder in (self.path, self.rollouts, self.measurement, self.values, *others, *shards):
             remove_partials(folder)
 
@@ -166,6 +166,21 @@ class RunDirectory:
     def measurement(self) -> Path:
         """Folder of the measured shards."""
         return self.path / "measurement"
+
+    @property
+    def scored(self) -> Path:
+        """Folder of the proxies of completions that are not measured; it exists where a part was measured."""
+        return self.measurement / SCORED
+
+    @property
+    def measures_part(self) -> bool:
+        """Whether some prompts are measured, or were before all were asked for."""
+        return self.experiment.measurement.n_prompts is not None or self.scored.exists()
+
+    def measuring_order(self) -> list[str]:
+        """Return the prompts in the order in which they are measured."""
+        rounds = [one.prompt_ids for one in rounds_of(self.rollouts)]
+        return measured_order(rounds, self.experiment.prompts.seed)
 
     @property
     def values(self) -> Path:
@@ -263,10 +278,9 @@ class RunDirectory:
 
     def _part(self) -> dict[str, Any]:
         """Return which prompts are measured, where these are not all."""
-        n, rounds = self.experiment.measurement.n_prompts, [one.prompt_ids for one in rounds_of(self.rollouts)]
-        if n is None:
+        if (n := self.experiment.measurement.n_prompts) is None:
             return {}
-        order = measured_order(rounds, self.experiment.prompts.seed)
+        order = self.measuring_order()
         about = {"seed": self.experiment.prompts.seed, "of": len(order), "prompt_ids": order[:n]}
         return {"measured_prompts": about}
 

@@ -19,12 +19,13 @@ from gradstats.measurement.measurement import (
     shared_entry,
     weightings_in,
 )
-from gradstats.measurement.scored import SCORED, ForwardProxies, measured_order, read_forward_proxies
+from gradstats.measurement.scored import ForwardProxies, read_forward_proxies
 from gradstats.measurement.state_values import StoredValues
+from gradstats.report.saved_results import read_recorded_experiment
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.claims import Board, Claim, make_missing
 from gradstats.runs.directory import RunDirectory
-from gradstats.runs.growth import RESTORE, drawn_shards, read_plan, rounds_of, settings_digest
+from gradstats.runs.growth import RESTORE, drawn_shards, read_plan, settings_digest
 from gradstats.runs.ranks import agreed, is_first
 from gradstats.runs.sampling_step import experiment_policy, n_planned_shards, reference_policy
 from gradstats.runs.weightings import (
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 def missing_measurements(run: RunDirectory) -> list[int]:
     """Return the shards of a run that have not been measured, or not with all advantages that estimators need."""
     shards, n_shards = _shards(run), n_planned_shards(run)
-    if measured_prompts(run) is not None:  # whose shards are finished with the proxies of what they do not measure
+    if run.measures_part:  # whose shards are finished with the proxies of what they do not measure
         return _scored_shards(run).missing(n_shards)
     wanted = set(possible_weightings(run.experiment).advantages)
     finished = shards.finished(n_shards) if wanted else []
@@ -62,16 +63,13 @@ def is_measured(run: RunDirectory) -> bool:
 
 
 def _complete(run: RunDirectory) -> dict[str, int | None]:
-    part = {"n_prompts": run.experiment.measurement.n_prompts} if (run.measurement / SCORED).exists() else {}
+    part = {"n_prompts": run.experiment.measurement.n_prompts} if run.scored.exists() else {}
     return {"n_shards": n_planned_shards(run), **part}
 
 
 def measured_prompts(run: RunDirectory) -> frozenset[str] | None:
     """Return the prompts that a run measures, a random sample; None where nothing else was ever asked for than all."""
-    n, rounds = run.experiment.measurement.n_prompts, [one.prompt_ids for one in rounds_of(run.rollouts)]
-    if n is None and not (run.measurement / SCORED).exists():
-        return None
-    return frozenset(measured_order(rounds, run.experiment.prompts.seed)[:n])
+    return frozenset(run.measuring_order()[: run.experiment.measurement.n_prompts]) if run.measures_part else None
 
 
 def measures_advantages(run: RunDirectory) -> bool:
@@ -94,20 +92,37 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
             _measure(run, shards, drawn_shards(run.rollouts).read_all(n_shards), missing, progress)
         if is_first():
             with run.turn():
+                _refuse_other_part(run)
                 write_json(run.measurement / "complete.json", _complete(run))
 
 
 def _begin_part(run: RunDirectory) -> None:
     """Remove the proxies of shards of which completions are measured from now on; what is measured of them stays."""
-    chosen = measured_prompts(run)
-    if chosen is None:
+    if not run.measures_part:
         return
     with run.turn():
         run.write_experiment()  # whose number of measured prompts may have grown
-        (run.measurement / SCORED).mkdir(exist_ok=True)
-        for path in sorted((run.measurement / SCORED).glob("shard-*.parquet")):
-            if not chosen.isdisjoint(read_forward_proxies(path).completions["prompt_id"]):
-                path.unlink()
+        run.scored.mkdir(exist_ok=True)
+        for path in _of_smaller_part(run):
+            path.unlink()
+
+
+def _refuse_other_part(run: RunDirectory) -> None:
+    """Refuse to finish what processes measured together that were to measure different numbers of prompts."""
+    if not run.measures_part:
+        return
+    recorded = read_recorded_experiment(run.path / "experiment.yaml").measurement.n_prompts
+    if recorded != run.experiment.measurement.n_prompts or _of_smaller_part(run):
+        raise ValueError(
+            f"a process with another measurement.n_prompts has worked on {run.path} meanwhile: repeat the command with "
+            "the largest number"
+        )
+
+
+def _of_smaller_part(run: RunDirectory) -> list[Path]:
+    """Return the files of proxies that hold completions which are to be measured."""
+    chosen, files = measured_prompts(run) or frozenset(), sorted(run.scored.glob("shard-*.parquet"))
+    return [path for path in files if not chosen.isdisjoint(read_forward_proxies(path).completions["prompt_id"])]
 
 
 def _measure(
@@ -296,15 +311,14 @@ def _chosen_weightings(
 def _shards(run: RunDirectory) -> Shards[Measurement]:
     def save(measured: Measurement, path: Path) -> None:
         # One of which more prompts are measured now takes the place of the smaller one.
-        measured.save(path, run.experiment.measurement.token_dtype, overwrite=(run.measurement / SCORED).exists())
+        measured.save(path, run.experiment.measurement.token_dtype, overwrite=run.scored.exists())
         run.tracking.shard("measuring", measured.rollouts)
 
     return Shards(run.measurement, "", read_measurement, save, _origin(run))
 
 
 def _scored_shards(run: RunDirectory) -> Shards[ForwardProxies]:
-    folder = run.measurement / SCORED
-    return Shards(folder, ".parquet", read_forward_proxies, ForwardProxies.to_parquet, _origin(run))
+    return Shards(run.scored, ".parquet", read_forward_proxies, ForwardProxies.to_parquet, _origin(run))
 
 
 def _origin(run: RunDirectory) -> dict[str, object]:

@@ -17,7 +17,6 @@ from gradstats.runs.growth import (
     drawn_shards,
     grown_plan,
     read_plan,
-    resolve_revisions,
     rounds_of,
     rounds_to_extend,
     size_of,
@@ -102,6 +101,7 @@ def sample_shards(run: RunDirectory, progress: bool) -> None:
         return
     with run.step("sampling"):
         from gradstats.sampling.plan import warn_of_rollouts
+        from gradstats.sampling.revisions import resolve_revisions
 
         # A run keeps the revisions to which names on the hub resolved when it began.
         revisions = agreed(lambda: read_plan(run.rollouts).get("revisions") or resolve_revisions(run.experiment))

@@ -150,15 +150,14 @@ def with_estimated_moments(
     Raises:
         ValueError: where moments on file were estimated from prompts of the run, or a shard would be empty.
     """
-    section = run.experiment.measurement
+    section, rollouts = run.experiment.measurement, Rollouts.concatenate(tables)
     assert section.second_moments is not None
     estimate = estimate_section(section.second_moments)
     if estimate is None:
         # Before the first shard: the last one may hold the prompt.
-        refuse_estimated_from(prompts_of_moments(section.second_moments), Rollouts.concatenate(tables))
+        refuse_estimated_from(prompts_of_moments(section.second_moments), rollouts)
         return tables, section
     file = run.measurement / "second_moments.safetensors"
-    rollouts = Rollouts.concatenate(tables)
     aside = rollouts.select(set_aside(rollouts, estimate.share))
     prompts = prompts_of_moments(file) if file.exists() else frozenset(prompt_digests(aside))
     kept = [np.flatnonzero([digest not in prompts for digest in prompt_digests(table)]) for table in tables]

@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from gradstats.measurement.scored import SCORED
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.claims import BETWEEN_LOOKS, Board
 from gradstats.runs.directory import RunDirectory
@@ -81,12 +80,6 @@ def _all_died(error: WorkerDiedError) -> RuntimeError:
     )
 
 
-def _measured_in(run: RunDirectory) -> tuple[Path, str]:
-    """Return where finished shards lie: of a run that measures some of its prompts, not every one has measured any."""
-    scored = run.measurement / SCORED
-    return (scored, ".parquet") if scored.is_dir() else (run.measurement, "")
-
-
 def _unfinished(run: RunDirectory) -> tuple[str, Shards[Rollouts], dict[int, int], int] | None:
     """Return the first step that lacks shards: its name, its shards, how many steps of the bar each of those that are
     missing is, and how many there are in all.
@@ -95,13 +88,15 @@ def _unfinished(run: RunDirectory) -> tuple[str, Shards[Rollouts], dict[int, int
     n_prefixes = n_planned(read_json(plan), plan) if plan.exists() else 0
 
     def read(path: Path) -> Rollouts:
-        in_part = path.parent.name == SCORED  # whose shards hold no completions
+        in_part = path.parent == run.scored  # whose shards hold no completions
         return read_rollouts(run.rollouts / path.name if in_part else path, partial=True)
 
+    # Of a run that measures a part, not every finished shard has measured anything.
+    measured, measured_suffix = (run.scored, ".parquet") if run.measures_part else (run.measurement, "")
     for name, folder, suffix, of_step in (
         ("sampling", run.rollouts, ".parquet", sizes),
         ("values of prefixes", run.values, ".parquet", [1] * n_prefixes),
-        ("measuring", *_measured_in(run), sizes),
+        ("measuring", measured, measured_suffix, sizes),
     ):
         shards = Shards(folder, suffix, read, Rollouts.to_parquet)
         if missing := shards.missing(len(of_step)):

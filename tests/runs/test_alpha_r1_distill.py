@@ -154,9 +154,9 @@ def test_what_the_hubs_names_stand_for_is_resolved_once_and_recorded(monkeypatch
         asked.append((name, revision))
         return load_data(str(downloads / "data" / name.rpartition("/")[2]), config, split=split)
 
-    monkeypatch.setattr("gradstats.runs.growth.hub_problem", lambda *_arguments: None)
+    monkeypatch.setattr("gradstats.sampling.revisions.hub_problem", lambda *_arguments: None)
     monkeypatch.setattr("gradstats.prompts.load.hub_problem", lambda *_arguments: None)
-    monkeypatch.setattr("gradstats.runs.growth.commit_of", lambda *_arguments: 40 * next(commits))
+    monkeypatch.setattr("gradstats.sampling.revisions.commit_of", lambda *_arguments: 40 * next(commits))
     monkeypatch.setattr("gradstats.policy.policy.load_policy", load_policy)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     small = ("sampling.max_new_tokens=5", "measurement.sketch_dim=64")

@@ -16,9 +16,10 @@ from gradstats.gradients import MeasuringSession
 from gradstats.measurement.measurement import read_measurement
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs import sampling_step
-from gradstats.runs.growth import resolve_revisions, rounds_of
+from gradstats.runs.growth import rounds_of
 from gradstats.runs.pipeline import run_experiment
 from gradstats.sampling.plan import SamplingPlan
+from gradstats.sampling.revisions import resolve_revisions
 from gradstats.system.files import read_json, write_json
 
 
@@ -203,8 +204,8 @@ def hub(monkeypatch):
         state["asked"].append((name, repo_type, revision))
         return f"commit of {name} at {revision}"
 
-    monkeypatch.setattr("gradstats.runs.growth.hub_problem", problem)
-    monkeypatch.setattr("gradstats.runs.growth.commit_of", commit)
+    monkeypatch.setattr("gradstats.sampling.revisions.hub_problem", problem)
+    monkeypatch.setattr("gradstats.sampling.revisions.commit_of", commit)
     return state
 
 

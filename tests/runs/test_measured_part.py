@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -13,12 +14,14 @@ from small_runs import small_experiment
 
 import gradstats as gs
 from gradstats.analyses import registry
+from gradstats.measurement import scored
 from gradstats.measurement.measurement import read_measurement
 from gradstats.measurement.scored import measured_order
 from gradstats.rollouts.table import read_rollouts
-from gradstats.runs import claims
+from gradstats.runs import claims, measuring_step
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.measuring_step import measure_shards, measured_prompts
+from gradstats.runs.watching import _unfinished
 from gradstats.stats.variance.calibrated import Scored, calibrate
 from gradstats.system.shards import IncompleteRunError
 
@@ -53,6 +56,18 @@ def begun(small, tmp_path_factory):
     return path
 
 
+@pytest.fixture
+def n_measured(monkeypatch):
+    """How many completions each call measures."""
+    seen: list[int] = []
+    session = gs.gradients.MeasuringSession
+    measure = session.measure
+    monkeypatch.setattr(
+        session, "measure", lambda self, rollouts, *given: seen.append(len(rollouts)) or measure(self, rollouts, *given)
+    )
+    return seen
+
+
 def keyed(measured, values):
     """Values of completions by prompt and number."""
     names = zip(measured.rollouts.prompt_id.tolist(), measured.rollouts.sample_id.tolist(), strict=True)
@@ -83,16 +98,10 @@ def test_some_prompts_are_measured_and_all_are_scored(begun, whole, small):
 
 
 @pytest.mark.parametrize("n_prompts", [22, None])
-def test_a_larger_part_measures_only_what_is_missing(begun, whole, small, tmp_path, monkeypatch, n_prompts):
+def test_a_larger_part_measures_only_what_is_missing(begun, whole, small, tmp_path, n_measured, n_prompts):
     path, before = shutil.copytree(begun, tmp_path / "run"), read_measurement(begun)
-    seen: list[int] = []
-    session = gs.gradients.MeasuringSession
-    measure = session.measure
-    monkeypatch.setattr(
-        session, "measure", lambda self, rollouts, *given: seen.append(len(rollouts)) or measure(self, rollouts, *given)
-    )
     grown = run(small(n_prompts), path)
-    assert sum(seen) == len(grown) - len(before) == (len(whole) if n_prompts is None else 44) - 40
+    assert sum(n_measured) == len(grown) - len(before) == (len(whole) if n_prompts is None else 44) - 40
     old, new = keyed(before, before.sq_norms), keyed(grown, grown.sq_norms)
     assert {name: new[name] for name in old} == old
     if n_prompts is None:
@@ -116,27 +125,55 @@ def test_prompts_that_a_run_adds_are_scored(begun, small, tmp_path):
     assert grown.scored["prompt_id"].nunique() == 26
 
 
-def test_an_interrupted_growth_is_incomplete_and_resumes_to_the_same_bytes(begun, small, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("where", "name", "after"), [(claims.Board, "take", 1), (scored.ForwardProxies, "of", 0)])
+def test_an_interrupted_growth_is_incomplete_and_resumes_to_the_same_bytes(
+    begun, small, tmp_path, monkeypatch, n_measured, where, name, after
+):
+    """Before a shard is claimed, and when its completions are measured but the proxies of the others not written."""
     paths = [shutil.copytree(begun, tmp_path / name) for name in ("whole", "killed")]
     run(small(22), paths[0])
-    take, n_taken = claims.Board.take, [0]
+    assert sum(n_measured) == 4
+    original, calls = getattr(where, name), count()
 
-    def killed(self, *given):
-        n_taken[0] += 1
-        if n_taken[0] > 1:
+    def killed(*given):
+        if next(calls) == after:
             raise RuntimeError("killed")
-        return take(self, *given)
+        return original(*given)
 
-    monkeypatch.setattr(claims.Board, "take", killed)
-    with pytest.raises(RuntimeError, match="killed"):
-        measure_shards(RunDirectory.open(paths[1], small(22)), progress=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(where, name, killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            measure_shards(RunDirectory.open(paths[1], small(22)), progress=False)
     with pytest.raises(IncompleteRunError, match="shards are missing"):
         read_measurement(paths[1])
-    monkeypatch.setattr(claims.Board, "take", take)
     run(small(22), paths[1])
+    assert sum(n_measured) == 8  # nothing twice
     for file in sorted((paths[0] / "measurement").rglob("*")):
         if file.name.endswith(("safetensors", "parquet")):
             assert file.read_bytes() == (paths[1] / file.relative_to(paths[0])).read_bytes(), file
+
+
+def test_a_process_of_a_smaller_part_that_worked_on_it_meanwhile_is_noticed(begun, whole, small, tmp_path, monkeypatch):
+    path, make = shutil.copytree(begun, tmp_path / "run"), measuring_step.make_missing
+
+    def together(*given):
+        make(*given)
+        shutil.copytree(begun / "measurement" / "scored", path / "measurement" / "scored", dirs_exist_ok=True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(measuring_step, "make_missing", together)
+        with pytest.raises(ValueError, match=r"a process with another measurement\.n_prompts has worked on .*: repeat"):
+            run(small(22), path)
+    grown = run(small(22), path)
+    assert len(grown) == 44
+    assert_scored(grown, whole)
+
+
+def test_the_process_that_watches_workers_counts_the_shards_of_a_part(begun, small, tmp_path):
+    path = shutil.copytree(begun, tmp_path / "run", ignore=shutil.ignore_patterns("measurement"))
+    name, shards, missing, total = _unfinished(RunDirectory(path, small(20)))
+    assert (name, shards.folder, sum(missing.values()), total) == ("measuring", path / "measurement" / "scored", 48, 48)
+    assert _unfinished(RunDirectory(begun, small(20))) is None
 
 
 @pytest.mark.parametrize(
