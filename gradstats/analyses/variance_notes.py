@@ -219,8 +219,8 @@ def remarks_about(
         needed = float(f"{pool.groups.n_prompts * FEWEST_CARRIERS / fewest:.2g}")
         yield (
             f"tr Cov of {_named(few, rows)} is not bounded from above, nor are critical batch and a {JUDGED.heading} "
-            "with an estimated scale, ratios have one end, and cosine and bias have no lower end: judged by the tail of "
-            f"squared gradients, {pool.groups.n_prompts} prompts count as {fewest:.2g}, and {FEWEST_CARRIERS} are "
+            "with an estimated scale, ratios have one end, and cosine and bias have no lower end: judged by the tail "
+            f"of squared gradients, {pool.groups.n_prompts} prompts count as {fewest:.2g}, and {FEWEST_CARRIERS} are "
             f"needed, which about {needed:,.0f} prompts would be worth"
         )
     yield from _about_further_completions(pool.batch, estimators)

@@ -97,7 +97,9 @@ def test_where_few_completions_carry_the_noise_every_answer_leaves_an_end_open()
     answers = {
         "relative_noise": quietly(allocate, batch, ["rloo"], scores, group_sizes=[2, 4, 16]).to_frame(),
         "ratio": quiet_compare(batch, ["grpo", "reinforce"], scores, group_size=4).to_frame(),
-        "tokens_saved": quietly(variance_by_group_size, batch, ["grpo", "reinforce"], scores=scores).equivalents_frame(),
+        "tokens_saved": quietly(
+            variance_by_group_size, batch, ["grpo", "reinforce"], scores=scores
+        ).equivalents_frame(),
     }
     for name, frame in answers.items():
         low, high = frame[[f"{name}_low", f"{name}_high"]].to_numpy(dtype=float).T

@@ -200,8 +200,7 @@ def test_draws_are_those_of_a_loop():
     assert high > found.value * np.exp(margin)
     assert lognormal_quantile(psi, 0.9, 0.2) > lognormal_quantile(psi, 0.9)
     few, other_way = (
-        studentised_ratio(mean_statistic(one), mean_statistic(other), carriers=14.9)
-        for one, other in ((a, b), (b, a))
+        studentised_ratio(mean_statistic(one), mean_statistic(other), carriers=14.9) for one, other in ((a, b), (b, a))
     )
     assert few.confidence_interval(0.9) == (low, np.inf)
     assert other_way.confidence_interval(0.9) == pytest.approx((0.0, 1.0 / low), rel=1e-9)
