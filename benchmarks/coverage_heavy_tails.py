@@ -362,7 +362,7 @@ def learned_row(population: Population, n_prompts: int, sets: int) -> dict[str, 
             shares = given if len(given) == len(form) else np.array([1.0, 0.0, 0.0, given[0]])
             variance = float(shares @ form @ shares)
         estimated = next(row for row in result.to_learned.rows if row.label == "rloo").ratio
-        value, low, high = (1.0 / one for one in estimated.with_interval(LEVEL))
+        value, low, high = (1.0 / one if one else np.inf for one in estimated.with_interval(LEVEL))
         truth, claims = variance / form[0, 0], "saves" in result.sentence() and "at most" not in result.sentence()
         found.append((claims, claims and truth >= 1.0, truth, value, high - 1e-9 <= truth <= low + 1e-9))
     claimed, wrong, truth, value, held = np.mean(found, axis=0)

@@ -67,7 +67,7 @@ from gradstats.stats.variance.inputs import (
 )
 from gradstats.stats.variance.moments import PromptMoments
 from gradstats.stats.variance.pools import PooledCompletions, multiple_of
-from gradstats.stats.variance.quantities import FEW_PROMPTS, NOT_NEGATIVE, OfEstimatedScale, in_metric
+from gradstats.stats.variance.quantities import FEW_PROMPTS, NOT_NEGATIVE, OfEstimatedScale, fewest_carriers, in_metric
 from gradstats.system.lazy_imports import mpl, pd
 
 if TYPE_CHECKING:
@@ -305,7 +305,8 @@ def allocate(
             "tokens here: give more"
         )
     sizes = [size for size in sizes if size * mean_length <= tokens]
-    reference = moments_of(by_size[most], families.get("rloo")).trace_cov.scaled(float(most))
+    of_reference = moments_of(by_size[most], families.get("rloo"))
+    reference = of_reference.trace_cov.scaled(float(most))
     judge = target_of(by_size[most], judged).moments
     critical = {size: _critical_batches(pool, prepared, judged) for size, pool in by_size.items()}
     rows: list[AllocationRow] = []
@@ -319,8 +320,8 @@ def allocate(
     for one, label, found in zip(prepared, (one.label for one in chosen), found_of_each, strict=True):
         for size, parts in _at_sizes(found, sizes, most):
             n_prompts = tokens / (size * mean_length)
-            of_one = critical[size][one] if size in critical else _extrapolated(parts.total, judge)
-            relative = parts.over(reference, size)
+            of_one = critical[size][one] if size in critical else _extrapolated(parts, judge)
+            relative = parts.over(reference, size, fewest_carriers(parts.moments, of_reference))
             rows.append(
                 AllocationRow(
                     estimator=label,
@@ -332,7 +333,7 @@ def allocate(
                     tokens_saved=share_saved(relative),
                     within_prompt=NOT_ESTIMATED
                     if parts.within is None
-                    else skewed_mean(parts.within, parts.within.pseudo_values),
+                    else skewed_mean(parts.within, parts.within.pseudo_values, parts.moments.completions),
                     between_prompt=NOT_ESTIMATED if parts.between is None else parts.between.estimate(),
                     extrapolated=size > most,
                 )
@@ -374,13 +375,14 @@ def _critical_batches(
     return {one: row.noise_to_signal for one, row in zip(estimators, rows, strict=True)}
 
 
-def _extrapolated(noise: Statistic, target: PromptMoments | None) -> Estimated:
+def _extrapolated(noise: _Parts, target: PromptMoments | None) -> Estimated:
     """Return the critical batch of a variance at the scale of the target."""
     if target is None:
         return NOT_ESTIMATED
-    parts = target.components.found
+    total, moments, parts = noise.total, noise.moments, target.components.found
     quadratic, skewness = (0.0, 0.0) if parts is None else (parts.quadratic, parts.skewness)
-    return CriticalBatch(fieller_ratio(noise, target.signal), quadratic, noise.estimate("log"), skewness)
+    skewed = skewed_mean(total, moments.second_moment.pseudo_values, moments.completions)
+    return CriticalBatch(fieller_ratio(total, target.signal), quadratic, skewed, skewness)
 
 
 @dataclass(frozen=True)
@@ -390,6 +392,7 @@ class _Parts:
     total: Statistic
     within: Statistic | None
     multiple_of_rloo: bool
+    moments: PromptMoments  # whose prompts carry them, those of the largest groups where these are extrapolated
     # tr Cov at its own scale, ⟨E g, G⟩ and ‖G‖², where the scale is estimated
     own: tuple[Statistic, Statistic, Statistic] | None = None
 
@@ -397,13 +400,13 @@ class _Parts:
     def between(self) -> Statistic | None:
         return None if self.within is None else self.total - self.within
 
-    def over(self, reference: Statistic, size: int) -> Estimated:
-        """Return N tr Cov at the scale of the target over that of the reference."""
+    def over(self, reference: Statistic, size: int, carriers: float) -> Estimated:
+        """Return N tr Cov at the scale of the target over that of the reference, which so many prompts carry."""
         if self.own is None:
-            return studentised_ratio(self.total.scaled(float(size)), reference)
+            return studentised_ratio(self.total.scaled(float(size)), reference, carriers)
         trace_cov, along, signal = self.own
         root = (trace_cov.scaled(float(size)) / reference).root()
-        return OfEstimatedScale(fieller_ratio(root * signal, along))
+        return OfEstimatedScale(fieller_ratio(root * signal, along), carriers)
 
 
 def _parts(pool: PooledCompletions, one: Weighting, pools: PoolsBySize, notes: list[str]) -> _Parts | None:
@@ -417,7 +420,7 @@ def _parts(pool: PooledCompletions, one: Weighting, pools: PoolsBySize, notes: l
     if known:
         factor = known**-2
         within = None if moments.within is None else moments.within.scaled(factor)
-        return _Parts(moments.trace_cov.scaled(factor), within, multiple is not None)
+        return _Parts(moments.trace_cov.scaled(factor), within, multiple is not None, moments)
     found = projection_on_target(pool, moments, pools.judged)
     if found is None:
         notes.append(
@@ -428,7 +431,7 @@ def _parts(pool: PooledCompletions, one: Weighting, pools: PoolsBySize, notes: l
     along, signal = found
     square = (along / signal) * (along / signal)
     within = None if moments.within is None else moments.within / square
-    return _Parts(moments.trace_cov / square, within, multiple is not None, (moments.trace_cov, *found))
+    return _Parts(moments.trace_cov / square, within, multiple is not None, moments, (moments.trace_cov, *found))
 
 
 def _at_sizes(found: dict[int, _Parts | None], sizes: Sequence[int], most: int) -> Iterator[tuple[int, _Parts]]:
@@ -440,12 +443,13 @@ def _at_sizes(found: dict[int, _Parts | None], sizes: Sequence[int], most: int) 
         if parts is not None:
             if parts.within is None and between is not None and parts.multiple_of_rloo:
                 # Of multiples of RLOO the variance between prompts does not depend on the size.
-                parts = _Parts(parts.total, parts.total - between, True)
+                parts = _Parts(parts.total, parts.total - between, True, parts.moments)
             yield size, parts
         elif size > most and of_rloo is not None:
             perfect, cost, between = of_rloo
             within = (perfect + cost.scaled(1.0 / (size - 1.0))).scaled(1.0 / size)
-            yield size, _Parts(within + between, within, True)
+            assert anchor is not None  # as its parts are known
+            yield size, _Parts(within + between, within, True, anchor.moments)
 
 
 def _parts_of_rloo(found: dict[int, _Parts | None], most: int) -> tuple[Statistic, Statistic, Statistic] | None:

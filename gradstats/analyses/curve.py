@@ -39,7 +39,7 @@ from gradstats.plots.marks import (
 from gradstats.plots.names import LABELS, in_mathematics, reference_name
 from gradstats.plots.style import edge, ink, muted, paper, stroke
 from gradstats.plots.variance import plain_ticks
-from gradstats.stats.intervals import studentised_ratio
+from gradstats.stats.intervals import carriers_of, studentised_ratio
 from gradstats.stats.jackknife import UNKNOWN, Estimate, interval_columns
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.protocols import MeasuredGradients
@@ -278,7 +278,8 @@ def variance_curve(
     lowest = minimiser_of(grid, variances, discrete=_counts(chosen, parameter))
     per_completion: list[Estimate] = []
     if parameter == _GROUP_SIZE and lowest is not None:
-        per_completion = [studentised_ratio(one, lowest.variances[-1]) for one in lowest.variances]
+        carriers = min(carriers_of(row.trace_cov) for row in comparison.rows)
+        per_completion = [studentised_ratio(one, lowest.variances[-1], carriers) for one in lowest.variances]
     advantage = chosen[0].advantage if isinstance(chosen[0], Recipe) else chosen[0]
     by_length = parameter == "alpha" and advantage.name == "length_weighted"
     fits = _fitted_exponents(measured_or_batch, scores) if by_length else {}

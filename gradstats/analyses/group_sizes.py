@@ -54,7 +54,7 @@ from gradstats.stats.variance.inputs import (
 )
 from gradstats.stats.variance.moments import PromptMoments, cross_signal
 from gradstats.stats.variance.pools import PooledCompletions, multiple_of
-from gradstats.stats.variance.quantities import JUDGED, VARIANCE_COMPONENTS
+from gradstats.stats.variance.quantities import JUDGED, VARIANCE_COMPONENTS, fewest_carriers
 from gradstats.system.lazy_imports import pd
 
 if TYPE_CHECKING:
@@ -132,14 +132,17 @@ class BestSize:
     relative_noise: Mapping[int, Estimated]
 
     @classmethod
-    def of(cls, perfect: Statistic, cost: Statistic, between: Statistic, most: int) -> BestSize:
-        """Return it for v_1, v_2 and b, with the noise of powers of two up to ``most`` completions."""
+    def of(cls, perfect: Statistic, cost: Statistic, between: Statistic, most: int, carriers: float) -> BestSize:
+        """Return it for v_1, v_2 and b, with the noise of powers of two up to ``most`` completions.
+
+        So many prompts carry the variance.
+        """
         size = best_size(cost, between)
         if not np.isfinite(size.with_interval(CONFIDENCE_LEVEL)).all():
             return cls(size, {})
         least = perfect + between + (cost * between).root().scaled(2.0)
         noises = {n: perfect + cost.scaled(1.0 / (n - 1.0)) + between.scaled(float(n)) for n in powers_of_two(most)}
-        return cls(size, {n: studentised_ratio(noise, least) for n, noise in noises.items()})
+        return cls(size, {n: studentised_ratio(noise, least, carriers) for n, noise in noises.items()})
 
     def sentence(self, confidence_level: float) -> str:
         """State the number, and what fewer completions cost, the most first."""
@@ -147,7 +150,7 @@ class BestSize:
         best = self.size.with_interval(confidence_level)[0]
         for n, noise in sorted(self.relative_noise.items(), reverse=True):
             found = [end - 1.0 for end in noise.with_interval(confidence_level)]
-            if n < best and np.isfinite(found).all():
+            if n < best and np.isfinite(found).all() and found[1] > -1.0:  # with both ends
                 costs.append(f"{percentage(*found)}{' more noise' if not costs else ''} in groups of {n}")
         return f"{said} At equal tokens, fewer cost {', '.join(costs)}." if costs else said
 
@@ -304,7 +307,8 @@ def _equivalents(
             matched = at_scale(_within(moments, group_size))
             inverse = ((matched - perfect) / cost).estimate()
             same_prompts = _same_prompts(matched.scaled(1.0 / group_size), perfect, cost)
-            relative_noise = studentised_ratio(at_scale(moments.trace_cov), of_rloo.trace_cov)
+            carriers = fewest_carriers(moments, of_rloo)
+            relative_noise = studentised_ratio(at_scale(moments.trace_cov), of_rloo.trace_cov, carriers)
         equivalent = MonotoneFunction(_size, (inverse,))
         answers.append(
             EquivalentGroupSize(
@@ -313,7 +317,8 @@ def _equivalents(
         )
     if of_rloo.within is None:
         return answers, None
-    return answers, BestSize.of(perfect, cost, of_rloo.trace_cov - of_rloo.within, 2 * group_size)
+    between = of_rloo.trace_cov - of_rloo.within
+    return answers, BestSize.of(perfect, cost, between, 2 * group_size, fewest_carriers(of_rloo))
 
 
 def _within(moments: PromptMoments, size: int) -> Statistic:
@@ -535,8 +540,9 @@ def _of_largest(
             smaller = moments_of(half, one)
             if smaller.within is not None:
                 between = (smaller.trace_cov - smaller.within).scaled((of_whole / of_half) ** 2)
-                within = moments_of(whole, one).trace_cov - between
-                found[label] = skewed_mean(within, within.pseudo_values), between.estimate()
+                of_all = moments_of(whole, one)
+                within = of_all.trace_cov - between
+                found[label] = skewed_mean(within, within.pseudo_values, of_all.completions), between.estimate()
     return found
 
 

@@ -26,7 +26,7 @@ from gradstats.estimators.baselines.grouping import unbiased
 from gradstats.estimators.baselines.weighted import FITTED_ELSEWHERE
 from gradstats.estimators.estimator import SEQUENCE_SUM, Level, Weighting
 from gradstats.plots.variance import plot_variance
-from gradstats.stats.intervals import FEWEST_CARRIERS, FiellerRatio, SkewedMeanEstimate, fieller_ratio
+from gradstats.stats.intervals import FEWEST_CARRIERS, FiellerRatio, carriers_of, fieller_ratio
 from gradstats.stats.jackknife import Statistic, influential_prompts, require_level, satterthwaite_degrees
 from gradstats.stats.protocols import MeasuredGradients
 from gradstats.stats.variance.inputs import pooled, prepared_inputs
@@ -323,9 +323,9 @@ class OptimalBaselines(RemarkedResult):
         }
         answer = f"The best learned baseline is the {self.best}"
         if "rloo" in beside:
-            gain, least, most = (1.0 - 1.0 / ratio for ratio in beside["rloo"])
+            gain, least, most = (1.0 - 1.0 / ratio if ratio else -np.inf for ratio in beside["rloo"])
             noise = next(row.trace_cov for row in self.to_oracle.rows if row.label == "rloo")
-            if isinstance(noise, SkewedMeanEstimate) and noise.carriers < FEWEST_CARRIERS:
+            if carriers_of(noise) < FEWEST_CARRIERS:
                 # What was learned on a sample without the prompts that carry the variance loses on others.
                 answer = f"Too few prompts carry the variance to learn from: the {self.best} may lose to rloo"
             elif least > 0:

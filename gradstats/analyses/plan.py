@@ -22,6 +22,7 @@ from gradstats.analyses.results import Result
 from gradstats.analyses.variance import VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.measurement.measurement import Measurement
+from gradstats.stats.intervals import StudentisedEstimate
 from gradstats.stats.jackknife import Estimate, require_level
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.prompt_plan import (
@@ -287,7 +288,8 @@ def plan_ratio(
             f"{name} of {estimator!r} is known exactly ({low:g}), since it is a multiple of the reference: choose "
             "another estimator"
         )
-    if not 0 < low < high < math.inf:
+    precision = _precision(frame, row, pilot, quantity)
+    if not (low < high and precision["stderr_of_one"] > 0):
         raise ValueError(
             f"{name} of {estimator!r} is not resolved in the pilot, so that no number of prompts can be planned from "
             "it: plan those that resolve its signal (--signal; in Python signal=True), or measure more"
@@ -298,7 +300,6 @@ def plan_ratio(
     distance = _distance(wanted, within, equivalent)
     if distance == 0.0:
         raise ValueError(f"ratio={wanted:g} must be positive and not 1, for example 0.87")
-    precision = _precision(frame, row, pilot, quantity)
     fewest = precision["fewest"]
     # A width is reached or not, whatever the estimate; of an equivalence both ends have to lie inside.
     power = 0.0 if within is not None else ASSURANCE if equivalent is None else (1.0 + ASSURANCE) / 2.0
@@ -344,24 +345,29 @@ def plan_ratio(
 def _precision(
     frame: pd.DataFrame, row: Mapping[Any, Any], pilot: Result | pd.DataFrame | None, quantity: str
 ) -> dict[str, Any]:
-    """Return of the logarithm of a ratio the standard error times √M, its degrees of freedom, and the fewest prompts.
+    """Return what a plan needs of the logarithm of a ratio, by the arguments of :func:`prompts_for_logarithm`.
 
-    The standard error is that of the influence values, or that of the interval's width where the pilot has none.
+    The standard error is that of the influence values, or that of the interval's width where the pilot has none; NaN
+    where that interval has one end.
     """
     n_prompts = int(frame.attrs["n_prompts"])
-    stderr = math.nan
+    stderr, tail = math.nan, 0.0
     if isinstance(pilot, VarianceComparison):
         of_row = next(one for one in pilot.rows if one.label == row["estimator"])
         found = of_row.ratio if quantity == "ratio" else of_row.matched_ratio
         found = found.ratio if isinstance(found, ScaledRatio) else found
         stderr = found.stderr if isinstance(found, Estimate) and found.scale == "log" else math.nan
-    if not stderr > 0:
-        width = (math.log(row[f"{quantity}_high"]) - math.log(row[f"{quantity}_low"])) / 2.0
-        stderr = width / float(scipy.special.stdtrit(n_prompts - 1, 0.5 + frame.attrs["confidence_level"] / 2.0))
+        tail = found.tail(float(frame.attrs["confidence_level"])) if isinstance(found, StudentisedEstimate) else 0.0
+    student = float(scipy.special.stdtrit(n_prompts - 1, 0.5 + frame.attrs["confidence_level"] / 2.0))
+    low, high = float(row[f"{quantity}_low"]), float(row[f"{quantity}_high"])
+    if not stderr > 0 and 0 < low <= high < math.inf:
+        width = (math.log(high) - math.log(low)) / 2.0
+        stderr = width / student
     effective = min(float(row.get("n_effective_prompts", n_prompts)), n_prompts)
     return {
         "stderr_of_one": stderr * math.sqrt(n_prompts),
         "degrees": max(effective - 1.0, 1.0),
+        "excess_of_one": max(tail - student, 0.0) * math.sqrt(n_prompts),
         "fewest": math.ceil(FEW_PROMPTS * n_prompts / effective),
     }
 
@@ -402,8 +408,8 @@ def prompts_to_distinguish(frame: pd.DataFrame, pilot: VarianceComparison | None
         if not (low < high and low <= 1.0 <= high and value > 0 and abs(math.log(value)) > math.log1p(_EQUAL_WITHIN)):
             continue
         enough = math.inf
-        if low > 0 and high < math.inf:
-            precision = _precision(frame, row, pilot, JUDGED.name)
+        precision = _precision(frame, row, pilot, JUDGED.name)
+        if precision["stderr_of_one"] > 0:
             distance = abs(math.log(value))
             enough = prompts_for_logarithm(
                 distance=distance, level=level, power=ASSURANCE, **precision

@@ -15,7 +15,7 @@ from gradstats.estimators.baselines.scaled import of_both_signs
 from gradstats.estimators.baselines.weighted import FITTED_ELSEWHERE
 from gradstats.estimators.estimator import Weighting, Wrapped, unit_of
 from gradstats.estimators.recipes.weightings import advantage_of_values
-from gradstats.stats.intervals import FEWEST_CARRIERS, SkewedMeanEstimate
+from gradstats.stats.intervals import FEWEST_CARRIERS, carriers_of
 from gradstats.stats.jackknife import interval_columns
 from gradstats.stats.on_policy import untruncated
 from gradstats.stats.ratios import RatioSpread
@@ -214,15 +214,14 @@ def remarks_about(
         )
     if few := [row for row in rows if min(row.n_effective_prompts, row.n_effective_beside) < FEW_PROMPTS]:
         yield _about_heavy_tails(pool, few, rows)
-    carriers = {row.label: row.trace_cov.carriers for row in rows if isinstance(row.trace_cov, SkewedMeanEstimate)}
-    if few := [row for row in rows if carriers.get(row.label, np.inf) < FEWEST_CARRIERS]:
-        fewest = max(min(carriers[row.label] for row in few), 1.0)
+    if few := [row for row in rows if carriers_of(row.trace_cov) < FEWEST_CARRIERS]:
+        fewest = max(min(carriers_of(row.trace_cov) for row in few), 1.0)
         needed = float(f"{pool.groups.n_prompts * FEWEST_CARRIERS / fewest:.2g}")
         yield (
             f"tr Cov of {_named(few, rows)} is not bounded from above, nor are critical batch and a {JUDGED.heading} "
-            "with an estimated scale, and cosine and bias have no lower end: judged by the tail of squared gradients, "
-            f"{pool.groups.n_prompts} prompts count as {fewest:.2g}, and {FEWEST_CARRIERS} are needed, which about "
-            f"{needed:,.0f} prompts would be worth"
+            "with an estimated scale, ratios have one end, and cosine and bias have no lower end: judged by the tail "
+            f"of squared gradients, {pool.groups.n_prompts} prompts count as {fewest:.2g}, and {FEWEST_CARRIERS} are "
+            f"needed, which about {needed:,.0f} prompts would be worth"
         )
     yield from _about_further_completions(pool.batch, estimators)
     if (probed := pool.scores.probed) is not None:

@@ -38,13 +38,14 @@ class StudentisedEstimate(Estimate):
     """A number whose logarithm has the quantile of a studentised bootstrap where that is wider than Student's.
 
     On the side of the longer tail of the prompts' influences the end is that of lognormal ones where few prompts carry
-    this tail and that is wider.
+    this tail and that is wider, and open where few prompts carry what it is of.
     """
 
     # (resamples,) the studentised deviations (log θ* − log θ)/se*; NaN for a resample of hardly any spread
     draws: Float[np.ndarray, " resamples"] = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
     # (M,) of each prompt on the logarithm
     influence: Float[np.ndarray, " m"] = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
+    carriers: float = math.inf  # prompts that carry what it is of, at least
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """Return the interval ``(low, high)``, symmetric about the logarithm; NaN where the standard error is."""
@@ -56,13 +57,16 @@ class StudentisedEstimate(Estimate):
             return self.value, self.value
         n_influential = float(influential_prompts(self.influence))
         margin = studentised_quantile(self.draws, n_influential, self.degrees, confidence_level, quantile)
-        of_tail = margin
-        if tail_is_carried_by_few(self.influence):
-            of_tail = max(margin, lognormal_quantile(self.influence, confidence_level, missed=0.2))
+        of_tail = math.inf if self.carriers < FEWEST_CARRIERS else max(margin, self.tail(confidence_level))
         below, above = (of_tail, margin) if longer_side(self.influence) < 0 else (margin, of_tail)
         with np.errstate(over="ignore"):
             low, high = np.exp(-below * self.stderr), np.exp(above * self.stderr)
         return float(self.value * low), float(self.value * high)
+
+    def tail(self, confidence_level: float) -> float:
+        """Return the standard errors to the end on the side of a tail that few prompts carry; 0 where many do."""
+        few = tail_is_carried_by_few(self.influence)
+        return lognormal_quantile(self.influence, confidence_level, missed=0.2) if few else 0.0
 
     @property
     def deviations(self) -> Float[np.ndarray, " resamples"] | None:
@@ -154,7 +158,7 @@ def studentised_means(influences: Float[np.ndarray, "m k"]) -> Float[np.ndarray,
     return draws
 
 
-def studentised_ratio(numerator: Statistic, denominator: Statistic) -> Estimate:
+def studentised_ratio(numerator: Statistic, denominator: Statistic, carriers: float = math.inf) -> Estimate:
     r"""Return the ratio of two positive statistics, with a studentised bootstrap of its logarithm.
 
     With :math:`a_m, b_m` the pseudo-values of the two, a resample that draws prompt m :math:`π_m` times has
@@ -174,8 +178,14 @@ def studentised_ratio(numerator: Statistic, denominator: Statistic) -> Estimate:
     and the interval is wider by :math:`t_ν/t_{M-1}`. For the same reason the misses then lie on one side, which the
     sample does not show: as 3n/M falls from 1 to 0, the quantile of the size of the deviation rises from the stated
     level to half way between it and 1, and is used where it is wider. Where few prompts carry the longer tail of ψ
-    (:func:`tail_is_carried_by_few`), the end on its side is :func:`lognormal_quantile` away if that is further. These
-    are choices supported by simulations of heavy-tailed populations (docs/statistics.md), not theorems.
+    (:func:`tail_is_carried_by_few`), the end on its side is :func:`lognormal_quantile` away if that is further; it is
+    open where fewer than :data:`FEWEST_CARRIERS` prompts carry one of the two. These are choices supported by
+    simulations of heavy-tailed populations (docs/statistics.md), not theorems.
+
+    Args:
+        numerator: a positive statistic.
+        denominator: another of the same prompts.
+        carriers: how many prompts carry each of them, at least.
     """
     m = len(numerator.replicates)
     difference = numerator.in_units_of_itself() - denominator.in_units_of_itself()
@@ -201,7 +211,7 @@ def studentised_ratio(numerator: Statistic, denominator: Statistic) -> Estimate:
     stderr = float(np.sqrt(variance))
     if stderr > EXACT and np.isnan(draws).mean() > 0.5:
         return Estimate(value, np.nan, "log", m - 1.0)
-    return StudentisedEstimate(value, stderr, "log", m - 1.0, draws, influence)
+    return StudentisedEstimate(value, stderr, "log", m - 1.0, draws, influence, carriers)
 
 
 @dataclass(frozen=True)
@@ -357,6 +367,11 @@ class SkewedMeanEstimate(Estimate):
         lowest = float(np.quantile(draws, (1.0 - require_level(confidence_level)) / 2.0))
         with np.errstate(over="ignore"):
             return low, max(high, float(self.value * np.exp(-lowest * self.stderr)))
+
+
+def carriers_of(estimate: Estimated) -> float:
+    """Return how many prompts carry a variance that :func:`skewed_mean` estimates; infinite where it does not say."""
+    return estimate.carriers if isinstance(estimate, SkewedMeanEstimate) else math.inf
 
 
 def skewed_mean(mean: Statistic, values: Float[np.ndarray, " m"], completions: float = math.inf) -> Estimate:

@@ -87,7 +87,14 @@ def prompts_for_slope(
 
 
 def prompts_for_logarithm(
-    stderr_of_one: float, distance: float, level: float, *, degrees: float, fewest: int, power: float
+    stderr_of_one: float,
+    distance: float,
+    level: float,
+    *,
+    degrees: float,
+    fewest: int,
+    power: float,
+    excess_of_one: float = 0.0,
 ) -> PlannedPrompts:
     """Plan an interval of a logarithm that is narrow enough, or with a power excludes what lies at a distance.
 
@@ -98,10 +105,13 @@ def prompts_for_logarithm(
         degrees: degrees of freedom of the pilot's squared standard error.
         fewest: the smallest number of prompts to plan.
         power: the share of studies that exclude it; 0 where the width alone is planned.
+        excess_of_one: by how many standard errors an end is further away than Student's where few prompts carry the
+            tail on its side, times the root of the number of prompts: skewness falls so.
     """
 
     def enough(n: int, factor: float) -> bool:
         wide = float(scipy.special.stdtrit(n - 1, 0.5 + level / 2.0) - scipy.special.ndtri(0.5 + level / 2.0))
+        wide += excess_of_one / math.sqrt(n)
         return (factor + wide) * stderr_of_one / math.sqrt(n) <= distance
 
     z = float(scipy.special.ndtri(0.5 + level / 2.0))

@@ -12,7 +12,9 @@ from probed_policies import MANY_DIRECTIONS, probed
 from gradstats import analyses
 from gradstats import estimators as est
 from gradstats.analyses import allocate, registry
+from gradstats.analyses.group_sizes import variance_by_group_size
 from gradstats.analyses.numbers import format_estimate, percentage
+from gradstats.analyses.optimal_baselines import optimal_baselines
 from gradstats.plots.marks import with_ends
 from gradstats.reference import EnumeratedPolicy
 from gradstats.report.analysis_tables import table_of
@@ -86,6 +88,27 @@ def test_one_quantity_has_one_interval_whatever_question_shows_it(label):
     steps = analyses.batch_size(batch, [label], **about).to_frame()[with_ends("relative_prompts")]
     for name, found in (("curve", sizes), ("allocation", allocated), ("batch_size", steps)):
         np.testing.assert_allclose(found.to_numpy(), expected, rtol=1e-9, err_msg=name)
+
+
+def test_where_few_completions_carry_the_noise_every_answer_leaves_an_end_open():
+    batch, scores = correlated_batch(60, 8)
+    scores = scores * np.exp(1.4 * np.random.default_rng(1).normal(size=(len(scores), 1)))
+    batch = batch.with_fields(sq_norms=(scores**2).sum(axis=1))
+    answers = {
+        "relative_noise": quietly(allocate, batch, ["rloo"], scores, group_sizes=[2, 4, 16]).to_frame(),
+        "ratio": quiet_compare(batch, ["grpo", "reinforce"], scores, group_size=4).to_frame(),
+        "tokens_saved": quietly(
+            variance_by_group_size, batch, ["grpo", "reinforce"], scores=scores
+        ).equivalents_frame(),
+    }
+    for name, frame in answers.items():
+        low, high = frame[[f"{name}_low", f"{name}_high"]].to_numpy(dtype=float).T
+        least, most = (-np.inf, 1.0) if name == "tokens_saved" else (0.0, np.inf)
+        assert not ((least < low) & (low < high) & (high < most)).any(), name
+        if "within_prompt" in frame:
+            assert np.isinf(frame.loc[frame["within_prompt"].notna(), "within_prompt_high"]).all(), name
+    sentence = quietly(optimal_baselines, batch, scores).sentence()
+    assert sentence.startswith("Too few prompts carry the variance to learn from")
 
 
 def test_sketches_in_few_coordinates_and_in_all():

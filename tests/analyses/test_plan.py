@@ -255,12 +255,17 @@ def test_a_ratio_is_known_as_well_as_planned_and_equals_are_shown_equal():
 
 
 def test_the_variance_of_influences_plans_fewer_than_the_width_of_a_small_pilot():
-    batch, scores = sized_batch(n_prompts=12)
-    pilot = quiet_compare(batch, ["token_mean(loo=True)"], scores)
-    by_width = plan_ratio(pilot.to_frame(), "token_mean(loo=True)", within=0.05)
-    by_influence = plan_ratio(pilot, "token_mean(loo=True)", within=0.05)
-    assert by_influence.asked["stderr_of_one"] == pytest.approx(pilot.rows[0].ratio.stderr * np.sqrt(12))
+    label = "token_mean(loo=True)"
+    few, pilot = (quiet_compare(batch, [label], scores) for batch, scores in map(sized_batch, (12, 40)))
+    by_width, by_influence = (plan_ratio(one, label, within=0.05) for one in (pilot.to_frame(), pilot))
+    assert by_influence.asked["stderr_of_one"] == pytest.approx(pilot.rows[0].ratio.stderr * np.sqrt(40))
     assert by_influence.asked["stderr_of_one"] < by_width.asked["stderr_of_one"]
+    # The ratio of so few prompts has one end, which says nothing of its error.
+    with pytest.raises(ValueError, match="not resolved in the pilot"):
+        plan_ratio(few.to_frame(), label, within=0.05)
+    assert plan_ratio(few, label, within=0.05).asked["stderr_of_one"] == pytest.approx(
+        few.rows[0].ratio.stderr * np.sqrt(12)
+    )
 
 
 def test_goals_that_cannot_be_planned_are_refused():

@@ -218,11 +218,13 @@ def ratio(gradient: GradientStatistics) -> Estimate:
     It falls with the scale of the estimator: one that shrinks its gradient by c has c² times the variance.
 
     Both variances come from the same prompts, so that the interval is paired: a studentised bootstrap over prompts on
-    the log scale (:mod:`gradstats.stats.intervals`). NaN where the reference gives no completion any weight.
+    the log scale (:mod:`gradstats.stats.intervals`). Where fewer than 15 prompts carry either variance it has one end,
+    that on the side with the shorter tail. NaN where the reference gives no completion any weight.
     """
     if gradient.reference is None:
         return NOT_ESTIMATED
-    return studentised_ratio(gradient.trace_cov, gradient.reference.trace_cov)
+    carriers = fewest_carriers(gradient, gradient.reference)
+    return studentised_ratio(gradient.trace_cov, gradient.reference.trace_cov, carriers)
 
 
 @dataclass(frozen=True)
@@ -318,7 +320,7 @@ def matched_ratio(gradient: GradientStatistics) -> Estimated:
         return NOT_ESTIMATED
     root = (gradient.trace_cov / gradient.reference.trace_cov).root()
     quotient = fieller_ratio(root * gradient.reference_on_target, gradient.on_target)
-    return OfEstimatedScale(quotient, _carriers(gradient, gradient.reference))
+    return OfEstimatedScale(quotient, fewest_carriers(gradient, gradient.reference))
 
 
 def matched_trace_cov(gradient: GradientStatistics) -> Statistic | None:
@@ -378,7 +380,7 @@ class BoundedQuotient:
         return self.lowest if self.carriers < FEWEST_CARRIERS else low, high
 
 
-def _carriers(*those: GradientStatistics | PromptMoments) -> float:
+def fewest_carriers(*those: GradientStatistics | PromptMoments) -> float:
     """Return how many prompts carry the variance of each of several gradients, at least."""
     return min(prompts_that_carry(one.second_moment.pseudo_values, one.completions) for one in those)
 
@@ -449,7 +451,7 @@ def cosine(gradient: GradientStatistics) -> Estimated:
     # √((1 + a)(1 + b)) = 1 + (a + b)/2 − (a − b)²/8 + …, a and b the relative errors of the two squares.
     relative = own.in_units_of_itself() - target.in_units_of_itself()
     norms = norms.without_bias(-norms.value * relative.surplus_over_deals / 8)
-    carriers = _carriers(gradient, gradient.target)
+    carriers = fewest_carriers(gradient, gradient.target)
     return BoundedQuotient(fieller_ratio(gradient.on_target, norms), -1.0, carriers, unknown=(np.nan, -1.0, 1.0))
 
 
@@ -475,7 +477,7 @@ def bias_share(gradient: GradientStatistics) -> Estimated:
     if _is_rounding(bias_sq, gradient.second_moment.value):
         bias_sq = bias_sq.scaled(0.0)
     error = bias_sq + gradient.trace_cov.scaled(1.0 / gradient.prompts_per_batch)
-    return BoundedQuotient(fieller_ratio(bias_sq, error), 0.0, _carriers(gradient, gradient.target))
+    return BoundedQuotient(fieller_ratio(bias_sq, error), 0.0, fewest_carriers(gradient, gradient.target))
 
 
 @Quantity(
@@ -517,7 +519,7 @@ def matched_bias_share(gradient: GradientStatistics) -> Estimated:
     if _is_multiple_of_target(gradient):
         turned = turned.scaled(0.0)  # what is left is rounding
     error = turned + noise.scaled(1.0 / gradient.prompts_per_batch)
-    return BoundedQuotient(fieller_ratio(turned, error), 0.0, _carriers(gradient, gradient.target))
+    return BoundedQuotient(fieller_ratio(turned, error), 0.0, fewest_carriers(gradient, gradient.target))
 
 
 @dataclass(frozen=True)
@@ -582,7 +584,8 @@ def within_prompt(gradient: GradientStatistics) -> Estimate:
     It falls as groups grow. In the square of the gradient's unit. The interval is that of ``trace_cov``; NaN where
     every prompt has a single group.
     """
-    return NOT_ESTIMATED if gradient.within is None else skewed_mean(gradient.within, gradient.within.pseudo_values)
+    within = gradient.within
+    return NOT_ESTIMATED if within is None else skewed_mean(within, within.pseudo_values, gradient.completions)
 
 
 @Quantity(
