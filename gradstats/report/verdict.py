@@ -228,7 +228,7 @@ def verdicts(
         drawn = _drawn(alpha.about)
         found += [Verdict("α", _alpha_verdict(alpha.about)), *(one for one in drawn if one.text.startswith("Not "))]
     if comparison is not None:
-        found += _on_estimators(comparison, naming)
+        found += [*_calibrated(comparison, naming), *_on_estimators(comparison, naming)]
     where = None if blocks is None else _where(blocks)
     size = None if comparison is None else of_first_size(comparison)[1]
     batch = None if batch_sizes is None else _batch(batch_sizes, naming, size)
@@ -300,6 +300,25 @@ def _on_estimators(comparison: Answer, naming: Naming) -> list[Verdict]:
     return [one for one in found if one is not None]
 
 
+def _calibrated(comparison: Answer, naming: Naming) -> list[Verdict]:
+    """State the ratios that proxies of all prompts shorten, the least and the greatest; nothing where none does."""
+    table = comparison.further.get("variance_calibrated")
+    rows = [] if table is None else [row for row in table.frame.to_dict("records") if row["factor"] > 1.0]
+    if table is None or not rows:
+        return []
+    ends = sorted(rows, key=lambda row: _number(row, "ratio"))
+    several = table.frame["group_size"].nunique() > 1
+    said = []
+    for row in ends[:1] + ends[1:][-1:]:
+        size = f" in groups of {row['group_size']:g}" if several else ""
+        ratio = format_estimate(*_triple(row, "ratio"), limits=NOT_NEGATIVE)
+        said.append(f"{naming(str(row['estimator']))}{size} {ratio} (prompts × {row['factor']:.1f})")
+    about = table.about
+    counts = f"Of {about['n_prompts']:,} prompts, {about['n_measured']:,} measured, calibrated by {ends[0]['proxy']}"
+    reference = naming(str(comparison.about.get("reference", "")))
+    return [Verdict("ratio", f"{counts}: variance over that of {reference}: {', '.join(said)}.")]
+
+
 def sentence_of(answer: Answer, naming: Naming = _as_labelled) -> str:
     """Return the sentence that answers, with estimators named; of α and of a comparison from its verdicts."""
     if answer.question == "alpha":
@@ -308,7 +327,8 @@ def sentence_of(answer: Answer, naming: Naming = _as_labelled) -> str:
     if answer.question == "variance":
         said = {one.topic: one.text for one in _on_estimators(answer, naming)}
         opened = (f"{text[:1].upper()}{text[1:]}." for text in what_is_open(answer, naming))
-        return " ".join(filter(None, [said.get("best", " ".join(opened)), said.get("avoid", "")]))
+        leading = [one.text for one in _calibrated(answer, naming)]
+        return " ".join(filter(None, [*leading, said.get("best", " ".join(opened)), said.get("avoid", "")]))
     return answer.sentence
 
 
