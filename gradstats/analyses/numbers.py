@@ -150,7 +150,7 @@ def _in_brackets(value: float, low: float, high: float, margin: float, power: st
     if len(ends) == 1:
         digits = _digits_for(abs(value - ends[0]))
         sign = "≥" if ends[0] == low else "≤"
-        of_end = max(digits, _digits_for(abs(ends[0]))) if _far_apart(value, ends[0]) else digits
+        of_end = _kept_digits(ends[0], *sorted((value, ends[0]))) if value * ends[0] > 0 else digits
         return written(value, digits), f"[{sign} {written(ends[0], of_end)}]"
     number, first, last = (written(one, _kept_digits(one, low, high)) for one in (value, low, high))
     return number, f"[{first}, {last}]"

@@ -144,7 +144,7 @@ def test_a_partly_measured_run_leads_with_calibrated_ratios_and_plans_its_parts(
     assert f"(prompts × {row['factor']:.1f})" in first.text
     planned = plan(measured, estimator="reinforce", quantity="ratio", within=0.03)
     needed, sampled = (planned.asked[name] for name in ("n_measured", "n_sampled"))
-    assert needed == np.ceil(planned.n_prompts_assured / row["factor"])
+    assert needed == pytest.approx(planned.n_prompts_assured / row["factor"], rel=0.02)  # the proxy is chosen for both
     assert sampled == 3 * needed
     assert f"{needed:,} measured prompts of {sampled:,} sampled" in planned.sentences()[-1]
 
