@@ -674,8 +674,8 @@ def _of_a_part(
     sampled = math.ceil(needed * n_prompts / n_measured)
     said = (
         f"calibrated by {calibration[0].proxy}, {needed:,} measured prompts of {sampled:,} sampled do the same "
-        f"(measurement.n_prompts={needed}, prompts.n={sampled}): in the pilot, {n_measured:,} of {n_prompts:,}, they are "
-        f"worth {factor:.1f} times as many for the ratio of variances"
+        f"(measurement.n_prompts={needed}, prompts.n={sampled}): in the pilot, {n_measured:,} of {n_prompts:,}, they "
+        f"are worth {factor:.1f} times as many for the ratio of variances"
     )
     asked = {**planned.asked, "n_measured": needed, "n_sampled": sampled}
     return replace(planned, asked=asked, remarks=(*planned.remarks, said))

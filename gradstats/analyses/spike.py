@@ -145,8 +145,9 @@ class Spike(RemarkedResult):
         far = f"{abs(one.deviations):.1f} standard deviations {'above' if one.deviations >= 0 else 'below'}"
         if self.proxy:
             which = f" is the largest of {len(self.batches):,}" if largest else ""
-            said = f"The squared norm of step {one.batch:,} by {self.proxy}{which}: {format_number(one.squared_norm / one.expected, 2)} "
-            said += f"times the mean, {far} the other steps" if np.isfinite(one.deviations) else "times the mean"
+            said = f"The squared norm of step {one.batch:,} by {self.proxy}{which}: "
+            said += f"{format_number(one.squared_norm / one.expected, 2)} times the mean"
+            said += f", {far} the other steps" if np.isfinite(one.deviations) else ""
         else:
             assert one.signal is not None
             signal = format_estimate(*one.signal.with_interval(confidence_level), limits=NOT_NEGATIVE)

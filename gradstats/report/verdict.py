@@ -301,22 +301,32 @@ def _on_estimators(comparison: Answer, naming: Naming) -> list[Verdict]:
 
 
 def _calibrated(comparison: Answer, naming: Naming) -> list[Verdict]:
-    """State the ratios that proxies of all prompts shorten, the least and the greatest; nothing where none does."""
-    table = comparison.further.get("variance_calibrated")
-    rows = [] if table is None else [row for row in table.frame.to_dict("records") if row["factor"] > 1.0]
-    if table is None or not rows:
+    """State the least and greatest relative noise that proxies of all prompts shorten; nothing where none is known.
+
+    A calibrated ratio of variances is one at equal signal where a rule gives the scale of the mean, on-policy.
+    """
+    table, reference = comparison.further.get("variance_calibrated"), str(comparison.about.get("reference", ""))
+    if table is None or comparison.about.get("target") == "importance":
         return []
-    ends = sorted(rows, key=lambda row: _number(row, "ratio"))
-    several = table.frame["group_size"].nunique() > 1
-    said = []
-    for row in ends[:1] + ends[1:][-1:]:
-        size = f" in groups of {row['group_size']:g}" if several else ""
-        ratio = format_estimate(*_triple(row, "ratio"), limits=NOT_NEGATIVE)
-        said.append(f"{naming(str(row['estimator']))}{size} {ratio} (prompts × {row['factor']:.1f})")
-    about = table.about
-    counts = f"Of {about['n_prompts']:,} prompts, {about['n_measured']:,} measured, calibrated by {ends[0]['proxy']}"
-    reference = naming(str(comparison.about.get("reference", "")))
-    return [Verdict("ratio", f"{counts}: variance over that of {reference}: {', '.join(said)}.")]
+    several, known = table.frame["group_size"].nunique() > 1, []
+    for row in table.frame.to_dict("records"):
+        label, size = str(row["estimator"]), row["group_size"]
+        if row["factor"] > 1.0 and np.isfinite(size):
+            scale, of_reference = (get(one).expected_scale(int(size)) for one in (label, reference))
+            if scale and of_reference:
+                noise = tuple(end * (of_reference / scale) ** 2 for end in _triple(row, "ratio"))
+                known.append((*noise, f"{naming(label)}{f' in groups of {size:g}' if several else ''}", row["factor"]))
+    if not known:
+        return []
+    said = [
+        f"{name} {format_estimate(value, low, high, limits=NOT_NEGATIVE)} (prompts × {factor:.1f})"
+        for value, low, high, name, factor in dict.fromkeys((min(known), max(known)))
+    ]
+    about, proxy = table.about, next(str(one) for one in table.frame["proxy"] if one)
+    counts = f"Of {about['n_prompts']:,} prompts, {about['n_measured']:,} measured"
+    return [
+        Verdict("noise", f"{counts}, relative noise calibrated by {proxy}, {naming(reference)} 1: {', '.join(said)}.")
+    ]
 
 
 def sentence_of(answer: Answer, naming: Naming = _as_labelled) -> str:
