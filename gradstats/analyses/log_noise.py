@@ -112,14 +112,17 @@ class LogNoise(Result):
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State what the proxy says, as what it is, and what it adds to a measurement."""
         name = "relative_by_proxy" if self.calibration is None else "relative_noise"
-        known = []
+        known: list[tuple[float, float, float, str]] = []
         for row in self.rows:
-            if (one := getattr(row, name)) is not None:
+            one: Estimated | None = getattr(row, name)
+            if one is not None:
                 value, low, high = displayable_interval(*one.with_interval(confidence_level), NOT_NEGATIVE)
                 if np.isfinite([value, low]).all() and (low < high or abs(value - 1.0) > ROUNDING):
                     known.append((value, low, high, row.estimator))
         ends = dict.fromkeys((min(known), max(known)) if known else ())
-        said = ", ".join(f"{label} {format_estimate(*one, limits=NOT_NEGATIVE)}" for *one, label in ends)
+        said = ", ".join(
+            f"{label} {format_estimate(value, low, high, limits=NOT_NEGATIVE)}" for value, low, high, label in ends
+        )
         said = f"{said or 'none is resolved'}; {self.reference} is 1"
         if self.calibration is None:
             of_head = f"{BY_PROXY[0].upper()}{BY_PROXY[1:]} ({self.proxy}), at equal signal"

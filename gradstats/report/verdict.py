@@ -308,7 +308,7 @@ def _calibrated(comparison: Answer, naming: Naming) -> list[Verdict]:
     table, reference = comparison.further.get("variance_calibrated"), str(comparison.about.get("reference", ""))
     if table is None or comparison.about.get("target") == "importance":
         return []
-    several, known = table.frame["group_size"].nunique() > 1, []
+    several, known = len(set(table.frame["group_size"])) > 1, []
     for row in table.frame.to_dict("records"):
         label, size = str(row["estimator"]), row["group_size"]
         if row["factor"] > 1.0 and np.isfinite(size):
@@ -322,7 +322,7 @@ def _calibrated(comparison: Answer, naming: Naming) -> list[Verdict]:
         f"{name} {format_estimate(value, low, high, limits=NOT_NEGATIVE)} (prompts × {factor:.1f})"
         for value, low, high, name, factor in dict.fromkeys((min(known), max(known)))
     ]
-    about, proxy = table.about, next(str(one) for one in table.frame["proxy"] if one)
+    about, proxy = table.about, next(filter(None, map(str, table.frame["proxy"])))
     counts = f"Of {about['n_prompts']:,} prompts, {about['n_measured']:,} measured"
     return [
         Verdict("noise", f"{counts}, relative noise calibrated by {proxy}, {naming(reference)} 1: {', '.join(said)}.")

@@ -194,7 +194,8 @@ def test_equal_estimators_share_rows_and_the_best_comes_first(question, measured
 
 
 def test_only_what_needs_more_than_a_measurement_is_not_walked():
-    needed = {"critic", "ratios", "tokens", "variance_by_block"}  # values, log-probabilities, probes, sketches by block
+    # Values, proxies of completions, log-probabilities, probes, and sketches by block.
+    needed = {"critic", "proxies", "ratios", "tokens", "variance_by_block"}
     assert set(registry.names()) - set(QUESTIONS) == needed
 
 

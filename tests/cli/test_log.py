@@ -155,7 +155,7 @@ def test_few_prompts_bound_no_ratio_from_above_and_the_row_drawn_is_always_shown
         row = {
             "prompt_id": f"p{at % 64 // 8}",
             "step": at // 64,
-            "reward": max(int(rng.integers(0, 2)), int(at % 64 < 8)),
+            "reward": 1 if at % 64 < 8 else int(rng.integers(0, 2)),
         }
         rows.append(row | {"old_log_probs": list(-rng.uniform(0.1, 2.0, length))})
     path = tmp_path / "few.jsonl"
