@@ -654,7 +654,8 @@ def plan(
         equivalent=equivalent,
         tokens_per_completion=length,
     )
-    return planned if measured.scored is None else _of_a_part(planned, measured, label, group_size, reference)
+    scored = getattr(measured, "scored", None)
+    return planned if scored is None else _of_a_part(planned, measured, label, group_size, reference)
 
 
 def _of_a_part(
