@@ -12,7 +12,7 @@ import numpy as np
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, level_of, most_completions
 from gradstats.analyses.log_lengths import without_lengths
-from gradstats.analyses.numbers import format_estimate
+from gradstats.analyses.numbers import ROUNDING, displayable_interval, format_estimate
 from gradstats.analyses.results import Result, Row, column, estimate
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.sections import DEFAULT_ESTIMATORS
@@ -112,16 +112,22 @@ class LogNoise(Result):
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State what the proxy says, as what it is, and what it adds to a measurement."""
         name = "relative_by_proxy" if self.calibration is None else "relative_noise"
-        known = [(row.estimator, getattr(row, name).with_interval(confidence_level)) for row in self.rows
-                 if getattr(row, name) is not None and row.estimator != self.reference]  # fmt: skip
-        known = sorted((one for one in known if np.isfinite(one[1][0])), key=lambda one: one[1][0])
-        ends = {label: format_estimate(*interval) for label, interval in (known[:1] + known[-1:])}
-        said = ", ".join(f"{label} {text}" for label, text in ends.items())
+        known: list[tuple[float, float, float, str]] = []
+        for row in self.rows:
+            one: Estimated | None = getattr(row, name)
+            if one is not None:
+                value, low, high = displayable_interval(*one.with_interval(confidence_level), NOT_NEGATIVE)
+                if np.isfinite([value, low]).all() and (low < high or abs(value - 1.0) > ROUNDING):
+                    known.append((value, low, high, row.estimator))
+        ends = dict.fromkeys((min(known), max(known)) if known else ())
+        said = ", ".join(
+            f"{label} {format_estimate(value, low, high, limits=NOT_NEGATIVE)}" for value, low, high, label in ends
+        )
+        said = f"{said or 'none is resolved'}; {self.reference} is 1"
         if self.calibration is None:
             of_head = f"{BY_PROXY[0].upper()}{BY_PROXY[1:]} ({self.proxy}), at equal signal"
-            other = "other layers may rank estimators otherwise (--measured RUN calibrates it)"
-            return f"{of_head}: {said or 'none is known'}; {self.reference} is 1; {other}."
-        return f"{self.calibration.sentence()} Relative noise: {said or 'none is known'}; {self.reference} is 1."
+            return f"{of_head}: {said}; other layers may differ (--measured RUN)."
+        return f"{self.calibration.sentence()} Relative noise: {said}."
 
 
 def without_groups(log: Log) -> str:

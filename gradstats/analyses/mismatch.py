@@ -90,8 +90,8 @@ class Mismatch(Result):
         shares = [one.with_interval(confidence_level)[0] for one in (row.capped, row.outside, row.masked)]
         tis, icepop, masked = (percentage_at_most(one, 1) for one in shares)
         said = (
-            f"Weighted by their ratios, {row.n:,} completions are worth {worth}. TIS caps {tis} of the tokens, IcePop "
-            f"masks {icepop}, TRL's sequence mask {masked} of the completions"
+            f"Weighted by their ratios, {row.n:,} completions are worth {worth}. TIS caps {tis} of tokens, IcePop "
+            f"masks {icepop}, TRL's sequence mask {masked} of completions"
         )
         if np.isfinite(self.growth.value):
             said += f"; the log-ratio grows as T^{format_estimate(*self.growth.with_interval(confidence_level))}"

@@ -59,8 +59,8 @@ def displayable_interval(value: float, low: float, high: float, limits: Limits =
             low = -math.inf
     least, greatest = limits
     of_ratio = least == 0.0 and math.isinf(greatest) and 0.0 < low < value < high
-    if of_ratio and min(value / low, high / value) > math.sqrt(_BOUNDLESS):  # not known to any power of ten
-        low, high = limits
+    if of_ratio and high / value > math.sqrt(_BOUNDLESS):  # not known to any power of ten, or bounded from below alone
+        low, high = least if value / low > math.sqrt(_BOUNDLESS) else low, greatest
     low, high = low if math.isnan(low) else max(low, least), high if math.isnan(high) else min(high, greatest)
     if low == high:  # known exactly, as what a row saves against itself: 0 but for rounding
         if abs(value - low) > _CUT_OFF * max(1.0, abs(low)):  # the whole interval lay outside of what is possible
@@ -150,7 +150,8 @@ def _in_brackets(value: float, low: float, high: float, margin: float, power: st
     if len(ends) == 1:
         digits = _digits_for(abs(value - ends[0]))
         sign = "≥" if ends[0] == low else "≤"
-        return written(value, digits), f"[{sign} {written(ends[0], digits)}]"
+        of_end = _kept_digits(ends[0], *sorted((value, ends[0]))) if value * ends[0] > 0 else digits
+        return written(value, digits), f"[{sign} {written(ends[0], of_end)}]"
     number, first, last = (written(one, _kept_digits(one, low, high)) for one in (value, low, high))
     return number, f"[{first}, {last}]"
 

@@ -19,7 +19,7 @@ from gradstats.analyses.numbers import percent
 from gradstats.analyses.points import load_points
 from gradstats.analyses.printed import ReprMixin
 from gradstats.analyses.results import Result
-from gradstats.analyses.variance import VarianceComparison, compare
+from gradstats.analyses.variance import VarianceComparison, compare, variance
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.measurement.measurement import Measurement
 from gradstats.stats.intervals import StudentisedEstimate
@@ -650,7 +650,7 @@ def plan(
         # To tell apart what is nearly equal takes any number.
         if not known and abs(math.log(row[quantity])) < math.log1p(_EQUAL_WITHIN):
             equivalent = _EQUAL_WITHIN
-    return plan_ratio(
+    planned = plan_ratio(
         compared,
         label,
         ratio,
@@ -660,6 +660,32 @@ def plan(
         equivalent=equivalent,
         tokens_per_completion=length,
     )
+    scored = getattr(measured, "scored", None)
+    return planned if scored is None else _of_a_part(planned, measured, label, group_size, reference)
+
+
+def _of_a_part(
+    planned: PromptPlan, measured: Measurement, label: str, group_size: int | None, reference: str
+) -> PromptPlan:
+    """Add how many prompts to measure of how many sampled, where proxies of all prompts calibrate the pilot.
+
+    The variance :math:`(1 - ρ²)/m + ρ²/n` of a ratio from m measured prompts of n is that of m alone over the factor
+    of the pilot, at its m/n.
+    """
+    calibration = variance(measured, [label], group_size=group_size, reference=reference).calibrations
+    factor = calibration[0].rows[0].ratio.factor if calibration else 1.0
+    if not (factor > 1.0 and np.isfinite(planned.n_prompts_assured)):
+        return planned
+    n_measured, n_prompts = calibration[0].n_measured, calibration[0].n_prompts
+    needed = math.ceil(planned.n_prompts_assured / factor)
+    sampled = math.ceil(needed * n_prompts / n_measured)
+    said = (
+        f"calibrated by {calibration[0].proxy}, {needed:,} measured prompts of {sampled:,} sampled do the same "
+        f"(measurement.n_prompts={needed}, prompts.n={sampled}): in the pilot, {n_measured:,} of {n_prompts:,}, they "
+        f"are worth {factor:.1f} times as many for the ratio of variances"
+    )
+    asked = {**planned.asked, "n_measured": needed, "n_sampled": sampled}
+    return replace(planned, asked=asked, remarks=(*planned.remarks, said))
 
 
 def _pilot(path: Path | None = None, *, partial: bool = False) -> dict[str, Any]:
@@ -700,6 +726,8 @@ ANALYSIS = Analysis(
         Column("signal_sq", "the pilot's ‖E ĝ‖²"),
         Column("linear", "part of its variance that falls like 4/M"),
         Column("quadratic", "part that falls like 2/M²"),
+        Column("n_measured", "prompts to measure where proxies of all calibrate, as in the pilot"),
+        Column("n_sampled", "prompts to sample beside them"),
     ),
     source=_pilot,
 )  # fmt: skip

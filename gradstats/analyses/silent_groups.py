@@ -117,7 +117,7 @@ class SilentGroups(Result):
         said = f"{_share(silent)} of the groups of {self.group_size} are silent"
         tokens = np.nan if row.silent_tokens is None else row.silent_tokens.with_interval(confidence_level)[0]
         if np.isfinite(tokens):
-            said += f", with {tokens:.0%} of the tokens"
+            said += f", with {tokens:.0%} of tokens"
         if silent[0] > 0:
             kinds = ("all right", "all wrong") if binary else ("all at the greatest reward", "all at the least")
             said += f" ({right[0]:.0%} {kinds[0]}, {wrong[0]:.0%} {kinds[1]})"
@@ -134,11 +134,11 @@ class SilentGroups(Result):
         if value <= self.group_size:
             return f"Fewer than {wanted} take {_count(value, low, high)} completions a prompt, as counted."
         assumed = "a rough beta distribution" if self.misses else "a beta distribution"
-        text = f"Fewer than {wanted} would take {_count(value, low, high)} completions a prompt if success rates follow"
-        text += f" {assumed}"
+        text = f"Fewer than {wanted} would take {_count(value, low, high)} completions a prompt ({assumed} of success"
+        text += " rates"
         if least is not None and np.isfinite(least[1]):
-            text += f", and {least[1]:,.0f} at the very least"
-        return f"{text}."
+            text += f"; at least {least[1]:,.0f}"
+        return f"{text})."
 
 
 def _share(triple: tuple[float, float, float]) -> str:

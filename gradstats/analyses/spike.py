@@ -144,11 +144,10 @@ class Spike(RemarkedResult):
         noise = format_estimate(*one.noise.with_interval(confidence_level), limits=NOT_NEGATIVE)
         far = f"{abs(one.deviations):.1f} standard deviations {'above' if one.deviations >= 0 else 'below'}"
         if self.proxy:
-            which = f"step {one.batch:,} has {f'the largest of {len(self.batches):,}, ' if largest else ''}"
-            said = (
-                f"Of squared norms by {self.proxy}, {which}{format_number(one.squared_norm / one.expected, 2)} times "
-            )
-            said += f"the mean, {far} the other steps" if np.isfinite(one.deviations) else "the mean"
+            which = f" is the largest of {len(self.batches):,}" if largest else ""
+            said = f"The squared norm of step {one.batch:,} by {self.proxy}{which}: "
+            said += f"{format_number(one.squared_norm / one.expected, 2)} times the mean"
+            said += f", {far} the other steps" if np.isfinite(one.deviations) else ""
         else:
             assert one.signal is not None
             signal = format_estimate(*one.signal.with_interval(confidence_level), limits=NOT_NEGATIVE)

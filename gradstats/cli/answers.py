@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -88,10 +89,14 @@ def answer_screen(answer: str, table: ShortTable | None = None, closing: Sequenc
     return [*lines, *([""] if closing else []), *closing]
 
 
-def log_screen(headline: str, verdicts: Sequence[Verdict], table: ShortTable, closing: Sequence[str]) -> list[str]:
-    """Return the lines of the answers to a log, with a short table below them."""
+def log_screen(
+    headline: str, verdicts: Sequence[Verdict], table: ShortTable, closing: Sequence[str], needed: int
+) -> list[str]:
+    """Return the lines of the answers to a log, with a short table below them that reaches a needed row."""
     lines = [*first_screen(headline, verdicts), ""]
-    lines += _table(table, LINES - len(lines) - len(closing) - _AROUND_TABLE + 1)
+    room = LINES - len(lines) - len(closing) - _AROUND_TABLE + 1
+    rows = table.rows[max(needed + 1 - max(room, 1), 0) :]
+    lines += _table(replace(table, rows=rows), room)
     return [*lines, *([""] if closing else []), *closing]
 
 
@@ -105,7 +110,7 @@ def _table(table: ShortTable, room: int) -> list[str]:
         room: lines for its rows, below a heading of one line, and one more where no row is left out.
     """
     n_rows = len(table.rows)
-    for n_shown in range(min(n_rows, room + 1), 0, -1):
+    for n_shown in range(max(min(n_rows, room + 1), 1), 0, -1):
         rows = table.rows[:: math.ceil(n_rows / n_shown)] if table.along else table.rows[:n_shown]
         lines = _rows_of_table(table, rows)
         n_left = n_rows - len(rows)

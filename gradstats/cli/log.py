@@ -85,14 +85,20 @@ def log(
     else:
         leading = "log_noise" if measured is not None else next(iter(answers))
         frame = shown = answers[leading].frame
+        drawn = 0
         if "group_size" in frame:
             shown = frame.loc[[_is_short(int(size), read.group_size) for size in frame["group_size"].tolist()]]
             shown = shown.reset_index(drop=True)
             shown.attrs = frame.attrs
+            drawn = shown["group_size"].tolist().index(read.group_size)
         closing = terminal.hidden_content_hint(len(said), notes, everything, [confidence_level])
         terminal.show(
             log_screen(
-                f"{read.name}   {read.summary()}", log_verdicts(answers), short_table(declared[leading], shown), closing
+                f"{read.name}   {read.summary()}",
+                log_verdicts(answers),
+                short_table(declared[leading], shown),
+                closing,
+                drawn,
             )
         )
         for name, answer in answers.items() if everything else ():

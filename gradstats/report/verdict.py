@@ -228,7 +228,7 @@ def verdicts(
         drawn = _drawn(alpha.about)
         found += [Verdict("α", _alpha_verdict(alpha.about)), *(one for one in drawn if one.text.startswith("Not "))]
     if comparison is not None:
-        found += _on_estimators(comparison, naming)
+        found += [*_calibrated(comparison, naming), *_on_estimators(comparison, naming)]
     where = None if blocks is None else _where(blocks)
     size = None if comparison is None else of_first_size(comparison)[1]
     batch = None if batch_sizes is None else _batch(batch_sizes, naming, size)
@@ -300,6 +300,35 @@ def _on_estimators(comparison: Answer, naming: Naming) -> list[Verdict]:
     return [one for one in found if one is not None]
 
 
+def _calibrated(comparison: Answer, naming: Naming) -> list[Verdict]:
+    """State the least and greatest relative noise that proxies of all prompts shorten; nothing where none is known.
+
+    A calibrated ratio of variances is one at equal signal where a rule gives the scale of the mean, on-policy.
+    """
+    table, reference = comparison.further.get("variance_calibrated"), str(comparison.about.get("reference", ""))
+    if table is None or comparison.about.get("target") == "importance":
+        return []
+    several, known = len(set(table.frame["group_size"])) > 1, []
+    for row in table.frame.to_dict("records"):
+        label, size = str(row["estimator"]), row["group_size"]
+        if row["factor"] > 1.0 and np.isfinite(size):
+            scale, of_reference = (get(one).expected_scale(int(size)) for one in (label, reference))
+            if scale and of_reference:
+                noise = tuple(end * (of_reference / scale) ** 2 for end in _triple(row, "ratio"))
+                known.append((*noise, f"{naming(label)}{f' in groups of {size:g}' if several else ''}", row["factor"]))
+    if not known:
+        return []
+    said = [
+        f"{name} {format_estimate(value, low, high, limits=NOT_NEGATIVE)} (prompts × {factor:.1f})"
+        for value, low, high, name, factor in dict.fromkeys((min(known), max(known)))
+    ]
+    about, proxy = table.about, next(filter(None, map(str, table.frame["proxy"])))
+    counts = f"Of {about['n_prompts']:,} prompts, {about['n_measured']:,} measured"
+    return [
+        Verdict("noise", f"{counts}, relative noise calibrated by {proxy}, {naming(reference)} 1: {', '.join(said)}.")
+    ]
+
+
 def sentence_of(answer: Answer, naming: Naming = _as_labelled) -> str:
     """Return the sentence that answers, with estimators named; of α and of a comparison from its verdicts."""
     if answer.question == "alpha":
@@ -308,7 +337,8 @@ def sentence_of(answer: Answer, naming: Naming = _as_labelled) -> str:
     if answer.question == "variance":
         said = {one.topic: one.text for one in _on_estimators(answer, naming)}
         opened = (f"{text[:1].upper()}{text[1:]}." for text in what_is_open(answer, naming))
-        return " ".join(filter(None, [said.get("best", " ".join(opened)), said.get("avoid", "")]))
+        leading = [one.text for one in _calibrated(answer, naming)]
+        return " ".join(filter(None, [*leading, said.get("best", " ".join(opened)), said.get("avoid", "")]))
     return answer.sentence
 
 

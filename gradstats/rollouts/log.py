@@ -408,11 +408,12 @@ class _Reader:
     def _lengths(self, of_part: Mapping[str, pa.ChunkedArray], where: _Place) -> dict[str, np.ndarray]:
         """Return lengths, and which completions were cut off, as far as the log says."""
         found: dict[str, np.ndarray] = {}
+        listed = [part for part in ("sampler", "trainer") if part in of_part and _is_list(of_part[part])]
         if "mask" in of_part:
             values, sizes = _flat(of_part["mask"], self.chosen["mask"], where)
             found["length"] = np.bincount(np.repeat(np.arange(len(sizes)), sizes), values, len(sizes))
-        elif "sampler" in of_part and _is_list(of_part["sampler"]) and not _counts_tokens(of_part.get("length")):
-            found["length"] = _flat_sizes(of_part["sampler"])
+        elif listed and not _counts_tokens(of_part.get("length")):
+            found["length"] = _flat_sizes(of_part[listed[0]])
         elif "length" in of_part:
             found["length"], in_letters = _lengths_of(of_part["length"], self.chosen["length"], where)
             self.unit = "letters" if in_letters else "tokens"

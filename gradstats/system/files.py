@@ -242,6 +242,11 @@ def read_csv(path: str | os.PathLike[str] | io.StringIO, *, separator: str = ","
     import pandas as pd
 
     name = "prompt_id"
+    names = pd.read_csv(path, sep=separator, header=None, nrows=1, dtype=str).iloc[0].dropna()
+    if names.duplicated().any():  # pandas would read the second one under another name
+        raise ValueError(f"{path} has two columns {names[names.duplicated()].iloc[0]!r}: name every column differently")
+    if isinstance(path, io.StringIO):
+        path.seek(0)
     frame = pd.read_csv(path, sep=separator, dtype={name: str})
     if not isinstance(frame.index, pd.RangeIndex):  # pandas takes the first cells of such rows for their names
         raise ValueError(f"{path} has rows with more cells than its first line has names: name every column")

@@ -36,7 +36,7 @@ def log():
 
 def test_without_any_token_nothing_is_said_of_their_share(log):
     assert "tokens" not in silent_groups(Log(log.frame.assign(length=0.0), "empty")).sentence()
-    assert "% of the tokens" in silent_groups(log).sentence()
+    assert "% of tokens" in silent_groups(log).sentence()
 
 
 def test_bins_of_length_are_means_over_their_completions(log):

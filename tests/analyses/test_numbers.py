@@ -179,6 +179,7 @@ def test_a_ratio_that_is_not_known_to_any_power_of_ten_is_not_resolved():
     assert format_estimate(NAN, 4e-9, 3.3e7, limits=POSITIVE) != "–"  # an interval alone may be of anything
     assert displayable_interval(1.0, 1e-4, 1e4, POSITIVE) == (1.0, 1e-4, 1e4)
     assert displayable_interval(1.0, 1e-9, 3.0, POSITIVE) == (1.0, 1e-9, 3.0)
+    assert format_estimate(2.17, 0.0443, 1.4e7, limits=POSITIVE) == "2.2 [≥ 0.044]"
 
 
 def test_readable_leaves_what_is_known_as_it_is():

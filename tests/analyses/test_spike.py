@@ -139,7 +139,7 @@ def test_a_log_is_explained_by_proxy(proxy):
     assert found.number == by_step.idxmax()
     if proxy:
         assert (found.number, found.rows[0].completion, found.rows[0].prompt) == (7, 302, "question 5")
-        assert "step 7 has the largest of 12, " in found.sentence()
+        assert " is the largest of 12: " in found.sentence()
     assert {"proxy_logit": "noise of the output layer", "length": "proxy (advantage² × tokens)"}.get(
         proxy, "proxy (advantage²)"
     ) in str(found.sentence())

@@ -1,18 +1,26 @@
 """``gradstats log``: one screen, ``--json``, a page that is read back, and no torch."""
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from gradstats.analyses import registry
+from gradstats.analyses.plan import plan
 from gradstats.answers import Answer
+from gradstats.cli.answers import log_screen
 from gradstats.measurement import Measurement
+from gradstats.measurement.measurement import read_measurement
+from gradstats.report.analysis_tables import short_table
 from gradstats.report.saved_results import read_results
+from gradstats.report.verdict import Verdict, sentence_of, verdicts
 from gradstats.rollouts import Rollouts
+from gradstats.rollouts.log import read_log
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +121,53 @@ def test_the_noise_by_proxy_is_calibrated_by_a_run(answered, refused, logged, tm
     other.write_text(path.read_text().replace(': "p', ': "q'))
     said = refused("log", other, "--measured", measured)
     assert f"no prompt of the log other.jsonl is measured in {measured}: the log names prompts as 'q0', the run" in said
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_partly_measured_run_leads_with_calibrated_ratios_and_plans_its_parts(logged):
+    path, folder = logged
+    measured = read_measurement(folder)
+    log = read_log(path)
+    columns = {"prompt_id": [log.prompts[one] for one in log.labels("prompt")], "reward": log.column("reward")}
+    columns |= {"length": log.column("length"), "logit": log.column("proxy_logit")}
+    columns |= {"surprisal": log.column("proxy_surprisal"), "entropy": log.column("proxy_surprisal")}
+    measured = replace(measured, scored=pd.DataFrame(columns))
+    declared = registry.get("variance")
+    answer = declared.answer_of(declared.ask(measured, ["reinforce", "grpo"]), 0.95)
+    first = verdicts(None, answer)[0]
+    assert re.match("Of 90 prompts, 30 measured, relative noise calibrated by .*, rloo 1: reinforce ", first.text)
+    assert "grpo" not in first.text  # no rule gives its scale
+    assert sentence_of(answer).startswith(first.text)
+    row = answer.further["variance_calibrated"].frame.set_index("estimator").loc["reinforce"]
+    assert row["factor"] > 1.1
+    assert f"(prompts × {row['factor']:.1f})" in first.text
+    planned = plan(measured, estimator="reinforce", quantity="ratio", within=0.03)
+    needed, sampled = (planned.asked[name] for name in ("n_measured", "n_sampled"))
+    assert needed == pytest.approx(planned.n_prompts_assured / row["factor"], rel=0.02)  # the proxy is chosen for both
+    assert sampled == 3 * needed
+    assert f"{needed:,} measured prompts of {sampled:,} sampled" in planned.sentences()[-1]
+
+
+def test_few_prompts_bound_no_ratio_from_above_and_the_row_drawn_is_always_shown(answered, tmp_path):
+    rng, rows = np.random.default_rng(0), []
+    for at in range(256):
+        length = int(rng.integers(5, 40))
+        row = {
+            "prompt_id": f"p{at % 64 // 8}",
+            "step": at // 64,
+            "reward": 1 if at % 64 < 8 else int(rng.integers(0, 2)),
+        }
+        rows.append(row | {"old_log_probs": list(-rng.uniform(0.1, 2.0, length))})
+    path = tmp_path / "few.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = json.loads(answered("log", path, "--json"))["answers"]
+    assert re.search(r"reinforce [\d.]+ \[≥ [\d.]+\]; rloo is 1", found["log_noise"]["sentence"])
+    assert "tokens" in found["spike"]["sentence"]  # lengths are those of the log-probabilities
+    verdicts = [Verdict("topic", "word " * 100)] * 4
+    declared = registry.get("silent_groups")
+    answer = declared.answer_of(declared.ask(read_log(path)), 0.95)
+    lines = log_screen("few", verdicts, short_table(declared, answer.frame), ["closing"], 6)
+    assert any(line.lstrip().startswith("8, drawn") for line in lines)
 
 
 def test_wrong_folders_are_refused_before_the_log_is_read(refused, folder, tmp_path):

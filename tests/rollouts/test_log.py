@@ -233,3 +233,9 @@ def test_paths_and_options_are_refused_before_anything_is_read(tmp_path):
 def test_the_bounds_of_corrections_are_those_of_the_recipes():
     tis, icepop = (recipes.get(name).correction.parameters for name in ("tis", "icepop"))
     assert (tis["cap"], icepop["low"], icepop["high"]) == (CAP, *BAND)
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    (tmp_path / "log.csv").write_text("prompt_id,reward,reward\na,1,0\na,0,1\n")
+    with pytest.raises(ValueError, match=r"log\.csv has two columns 'reward': name every column differently"):
+        read_log(tmp_path / "log.csv")

@@ -30,6 +30,7 @@ from gradstats.stats.intervals import (
     FEWEST_CARRIERS,
     lognormal_quantile,
     lognormal_tail,
+    longer_side,
     prompts_that_carry,
     skewed_mean,
     studentised_lognormal,
@@ -263,8 +264,9 @@ class _Parts:
             both = _symmetric(self.influence, level)
             return both, both
         student = float(scipy.special.stdtrit(len(self.influence) - 1.0, 0.5 + level / 2.0))
-        below = lognormal_quantile(self.influence, level) if np.sum(_centred(self.influence) ** 3) < 0 else 0.0
-        return max(student, below), max(student, _of_tail(self.values, level))
+        tail = lognormal_quantile(self.influence, level)  # as of a proxy that is right but for the largest gradients
+        below, above = (tail, 0.0) if longer_side(self.influence) < 0 else (0.0, tail)
+        return max(student, below), max(student, above, _of_tail(self.values, level))
 
     def _quantiles_of_others(self, level: float) -> tuple[float, float]:
         if not self.others.any():

@@ -130,7 +130,7 @@ def test_what_cannot_be_weighted_or_matched_is_named(drawn):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("proxy", ["excellent", "useless", "wrong"])
+@pytest.mark.parametrize("proxy", ["excellent", "useless", "wrong", "wrong in the tail"])
 def test_calibrated_intervals_cover_and_are_not_wider(proxy):
     rows = simulation.simulate(1.5, proxy, 40, 400, 200)
     assert rows["covered"].min() > 0.92 - 2.5 * np.sqrt(0.92 * 0.08 / 200)
