@@ -382,7 +382,7 @@ def skewed_mean(mean: Statistic, values: Float[np.ndarray, " m"], completions: f
     were drawn cannot make up for those that were not. So the lower quantile of :math:`(\log\bar x - \log E
     x)/\mathrm{se}`, which gives the upper end, is simulated for M lognormal values that spread as these do (a
     parametric bootstrap, as Zhou and Gao 1997 study for lognormal means), of which the share that is not 0 is that of
-    the data (:func:`lognormal_tail`). Where completions are known to carry it (:func:`lognormal_carriers`), of which
+    the data (:func:`lognormal_tail`). Where completions carry it (:func:`completions_that_carry`), of which
     there are more than prompts, they spread by no less than so few carriers imply. The lower end is Student's, and the
     upper one where that is higher. Fewer than :data:`FEWEST_CARRIERS` by :func:`prompts_that_carry` give no upper end:
     of simulated samples that lack them, such an end held the truth in 0.3 to 0.9 (docs/statistics.md). The mean brings
@@ -424,6 +424,28 @@ def lognormal_carriers(values: Float[np.ndarray, " n"]) -> float:
     """
     spread, share = lognormal_tail(values)
     return math.inf if np.isnan(spread) else len(values) * share * math.exp(-(spread**2))
+
+
+def completions_that_carry(values: Float[np.ndarray, " n"]) -> float:
+    r"""Return how many of n completions carry a mean by its lognormal tail; infinite where the sample has no such tail.
+
+    Values of a bounded range may spread as widely without any that is large. So it is taken for lognormal only where
+    :math:`(\sum x)²/\sum x²` is at most that of four in five samples of lognormal values with this spread.
+    """
+    carriers = lognormal_carriers(values)
+    if carriers < FEWEST_CARRIERS:
+        spread, share = lognormal_tail(values)
+        if effective_sample_size(values) > _most_that_carry(round(len(values) * share), round(spread, 1)):
+            return math.inf
+    return carriers
+
+
+@lru_cache(maxsize=128)
+def _most_that_carry(n: int, spread: float) -> float:
+    """Return the 80 % quantile of (Σx)²/Σx² of n lognormal values."""
+    draws = np.random.default_rng(0).standard_normal((int(np.clip(_NUMBERS // max(n, 1), 20, 200)), n))
+    values = np.exp(spread * (draws - draws.max(axis=1, keepdims=True)))
+    return float(np.quantile(values.sum(axis=1) ** 2 / (values**2).sum(axis=1), 0.8))
 
 
 def prompts_that_carry(values: Float[np.ndarray, " m"], completions: float = math.inf) -> float:

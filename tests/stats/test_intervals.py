@@ -14,6 +14,7 @@ from gradstats.stats import intervals as studentised
 from gradstats.stats.intervals import (
     FiellerRatio,
     SkewedMeanEstimate,
+    completions_that_carry,
     fieller_ratio,
     lognormal_carriers,
     lognormal_quantile,
@@ -317,6 +318,10 @@ def test_without_the_prompts_that_carry_a_mean_it_has_no_upper_end():
     each = np.exp(2.0 * np.random.default_rng(0).normal(size=(100, 8)))
     sums = each.sum(axis=1)
     assert lognormal_carriers(each.ravel()) == pytest.approx(800 * np.exp(-4.0), rel=0.35)
+    bounded = np.exp(4.0 * np.random.default_rng(0).uniform(-2.0, 0.0, 800))  # as wide, but none is large
+    assert lognormal_carriers(bounded) < 15.0
+    assert completions_that_carry(bounded) == np.inf
+    assert completions_that_carry(each.ravel()) < 15.0
     assert prompts_that_carry(sums) > 15.0 > prompts_that_carry(sums, lognormal_carriers(each.ravel()))
     plain, spread = (skewed_mean(mean_statistic(sums), sums, count).spread for count in (np.inf, 20.0))
     assert spread == pytest.approx(np.sqrt(np.log(100 / 20)))

@@ -51,6 +51,7 @@ from gradstats.stats.protocols import MeasuredGradients
 from gradstats.stats.variance.inputs import pooled, prepared_inputs, refuse_batch_level
 from gradstats.stats.variance.moments import shuffled_prompts, split_into_groups
 from gradstats.stats.variance.pools import Weighted
+from gradstats.stats.variance.quantities import fewest_carriers
 from gradstats.stats.variance.sketch_error import rotated_once
 
 #: The proxy that needs lengths alone, and the exponent α of its T^{2α} where none is known.
@@ -519,9 +520,14 @@ def _quantities(one: Weighted, reference: Weighted, noise: Float[np.ndarray, "p 
     trace_cov, of_reference = one.moments.trace_cov, reference.moments.trace_cov
     squares = one.moments.second_moment.pseudo_values
     return (
-        _Quantity(skewed_mean(trace_cov, squares), trace_cov.logarithm(), noise[:, 0], squares=squares),
         _Quantity(
-            studentised_ratio(trace_cov, of_reference),
+            skewed_mean(trace_cov, squares, one.moments.completions),
+            trace_cov.logarithm(),
+            noise[:, 0],
+            squares=squares,
+        ),
+        _Quantity(
+            studentised_ratio(trace_cov, of_reference, fewest_carriers(one.moments, reference.moments)),
             (trace_cov / of_reference).logarithm(),
             noise[:, 0],
             beside=noise[:, 1],

@@ -11,7 +11,7 @@ import numpy as np
 import scipy
 from jaxtyping import Bool, Float, Int
 
-from gradstats.stats.intervals import lognormal_carriers
+from gradstats.stats.intervals import completions_that_carry
 from gradstats.stats.jackknife import SharedError, Statistic, mean_statistic, require_level
 from gradstats.stats.prompt_plan import ASSURANCE, smallest
 from gradstats.stats.variance.products import PooledProducts, WeightedSums
@@ -235,7 +235,7 @@ def prompt_moments(
         within=within,
         signs=signs,
         sketch_error=sketch_error,
-        completions=lognormal_carriers(weights**2 * own),
+        completions=completions_that_carry(weights**2 * own),
     )
 
 
@@ -285,7 +285,7 @@ def _from_products(scores: PooledProducts, groups: Groups, given: Float[np.ndarr
         sums=sums,
         second_moment=mean_statistic(mean_squares, slope),
         within=_within_prompt(deviations_sq, surplus, groups, slope_within) if several else None,
-        completions=lognormal_carriers(weights**2 * products.squares + scores.among_all(surplus)),
+        completions=completions_that_carry(weights**2 * products.squares + scores.among_all(surplus)),
     )
 
 

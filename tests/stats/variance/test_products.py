@@ -19,7 +19,7 @@ from gradstats.analyses.length_bins import variance_by_length
 from gradstats.estimators import Batch
 from gradstats.measurement import Measurement
 from gradstats.rollouts.table import Rollouts
-from gradstats.stats.intervals import lognormal_carriers
+from gradstats.stats.intervals import completions_that_carry
 from gradstats.stats.jackknife import Statistic, added_variance
 from gradstats.stats.variance import products
 from gradstats.stats.variance.moments import (
@@ -135,7 +135,7 @@ def test_moments_are_those_of_explicit_gradients(two_groups, sketched, in_blocks
         np.testing.assert_allclose(after.first_means(5), before.means[:5], atol=1e-12)
     squares = (scores**2).sum(axis=1) + (0.0 if surplus is None else surplus)
     for given, *both in zip(weights, explicit, found, strict=True):
-        expected = lognormal_carriers(given**2 * squares)
+        expected = completions_that_carry(given**2 * squares)
         assert [one.completions for one in both] == pytest.approx([expected] * 2, rel=1e-9)
 
 
