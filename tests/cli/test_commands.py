@@ -108,7 +108,7 @@ def test_help_shows_the_commands_in_groups_and_the_nearest_is_proposed(
     functions = tmp_path / "sound_functions.py"
     functions.write_text("x = 3")
     _, _, err = run(monkeypatch, capsys, "certify", f"{functions}:x")
-    assert "is a int, not a function" in " ".join(err.split())
+    assert "is of type int, not a function" in " ".join(err.split())
     assert "did you mean" not in err
     assert "it is a question, gradstats ask RUN profile; " in run(monkeypatch, capsys, "profile", "x")[2]
 

@@ -84,7 +84,7 @@ REFUSED = {
     "sub/uc_none.py:f": r"there is no file sub/uc_none.py in .*empty",
     "/nowhere/uc_none.py:f": r"there is no file /nowhere/uc_none.py$",
     "uc_exits:f": "cannot be imported: SystemExit: 3",
-    "uc_number:f": "'uc_number:f' is a int, not a function",
+    "uc_number:f": "'uc_number:f' is of type int, not a function",
     "uc_number:g": "has no attribute 'g'",
 }
 

@@ -293,8 +293,8 @@ def causal_optimal(batch: Batch, loo: bool = False, scope: str = "group") -> Flo
 @estimator(
     "arca",
     display="ARCA",
-    baseline="group mean, times the adapter's residual at the token",
-    bias="biased towards tokens that the adapter moves",
+    baseline="group mean × adapter's residual",
+    bias="biased towards tokens it moves",
     source="Lafuente-Mercado 2026, 2606.00257",
     level="token",
     needs=(f"{COLUMN}{ADAPTER_RESIDUAL}",),

@@ -48,7 +48,7 @@ def soft_gate(
     return 4 * gate * (1 - gate) * ratio * advantages
 
 
-@component("ratio", "gamma_weight", skip=3, rules={"mismatch": one_of("whole", "truncate", "mask")})
+@component("ratio", "gamma_weight", skip=3)
 def gamma_weight(
     advantages: Float[np.ndarray, "n t"],
     log_ratio: Float[np.ndarray, "n t"],
