@@ -20,7 +20,7 @@ from gradstats.analyses.points import load_points
 from gradstats.analyses.printed import ReprMixin
 from gradstats.analyses.results import Result
 from gradstats.analyses.variance import VarianceComparison, compare, variance
-from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.config.options import CONFIDENCE_LEVEL, of_type
 from gradstats.measurement.measurement import Measurement
 from gradstats.stats.intervals import StudentisedEstimate
 from gradstats.stats.jackknife import Estimate, require_level
@@ -187,7 +187,7 @@ def plan_alpha(
             "noise= and length_spread= (--noise and --length-spread)"
         )
     if pilot is not None and not isinstance(pilot, LengthScalingFit):
-        raise TypeError(f"pilot is a {type(pilot).__name__}: give a fit, for example gs.fit_length_scaling(measured)")
+        raise TypeError(f"pilot is {of_type(pilot)}: give a fit, for example gs.fit_length_scaling(measured)")
     for name, value, example in (
         ("half_width", half_width, 0.05),
         ("noise", noise, 1.0),

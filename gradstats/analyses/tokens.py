@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,6 +23,7 @@ from gradstats.estimators.estimator import Level
 from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.token_scores import TokenScores
 from gradstats.plots.tokens import plot_concentration, plot_proxy, plot_token_correlation, plot_token_energy_panels
+from gradstats.rollouts.schema import ADAPTER_RESIDUAL
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, mean_statistic
 from gradstats.stats.token_profiles import (
     NO_PROBES,
@@ -284,6 +285,7 @@ def proxy_quality(
             "the cost of a proxy to the optimal token baseline is NaN: it needs at least two completions per prompt, "
             "sketches, and rewards that differ within prompts"
         )
+    notes += _of_adapter(measured, prompts)
     exact = sum(float(scores.heavy_sq_norms[scores.mask[scores.heavy_positions]].sum()) for scores in tokens)
     return ProxyQuality(
         rows=tuple(rows),
@@ -296,6 +298,29 @@ def proxy_quality(
         concentration=concentration(measured),
         local_slope=local_slope(measured),
         notes=tuple(notes),
+    )
+
+
+def _of_adapter(measured: Measurement, prompts: Int[np.ndarray, " n"]) -> Iterator[str]:
+    r"""State how concentrated the adapter's residuals are, the weights of ``arca``, where they were measured.
+
+    Of the n weights of a completion: Gini :math:`\sum_{jk}|w_j - w_k|/(2n\sum w)`, and effective tokens
+    :math:`(\sum w)^2/\sum w^2`, as a share of n.
+    """
+    if ADAPTER_RESIDUAL not in measured.rollouts.frame:
+        return
+    found = []
+    for row, mask in zip(measured.rollouts.frame[ADAPTER_RESIDUAL], measured.rollouts.masks, strict=True):
+        weights = np.sort(np.asarray(row, dtype=np.float64)[mask])
+        n, total = len(weights), weights.sum()
+        gini = (2 * np.arange(1, n + 1) - n - 1) @ weights / (n * total) if total else 0.0
+        found.append((gini, total**2 / (n * (weights @ weights)) if total else 1.0))
+    sizes = np.bincount(prompts)
+    means = (mean_statistic(np.bincount(prompts, values) / sizes).estimate() for values in np.array(found).T)
+    gini, effective = (format_estimate(*mean.with_interval(CONFIDENCE_LEVEL)) for mean in means)
+    yield (
+        f"within completions the adapter's residuals have a Gini index of {gini}; effective tokens are {effective} of "
+        "all"
     )
 
 

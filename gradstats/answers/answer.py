@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from gradstats.config.options import of_type
 from gradstats.system.files import atomic_path, changed_sentence, csv_text, file_digest, read_json, write_json
 from gradstats.system.lazy_imports import pd
 from gradstats.system.outputs import OutputType, claim, csv_with, differing_entry, is_marked, other_numbers
@@ -282,7 +283,7 @@ def plain(value: Any) -> Any:
         return value
     if value is pd.NA:
         return None
-    raise TypeError(f"{value!r} is a {type(value).__name__}, which no answer can hold")
+    raise TypeError(f"{value!r} is {of_type(value)}, which no answer can hold")
 
 
 def _finite(value: Any, path: list[object], found: list[list[object]]) -> Any:

@@ -74,6 +74,16 @@ def how_to_set(setting: str, value: object) -> str:
 MEASURE_PROBES = f"measure with {how_to_set('measurement.token_probes', 32)}"
 
 
+def of_type(value: object) -> str:
+    """Name the type of a value, for a message.
+
+    >>> of_type(3), of_type("3")
+    ('an int', 'a str')
+    """
+    name = type(value).__name__
+    return f"an {name}" if name[0].lower() in "aeiou" else f"a {name}"
+
+
 def counted(number: int, what: str) -> str:
     """Write a number of things.
 

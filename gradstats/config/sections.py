@@ -402,6 +402,12 @@ class MeasurementSection(Section):
     token_dtype: Literal["float32", "float16"] = setting(
         "float32", "type in which token projections are saved.", "measurements, no argument"
     )
+    adapter_residual: bool = setting(
+        False,
+        "also keep, as a column of the rollouts, how far the policy's adapter moves each token's last hidden state, "
+        "by one more forward pass; arca needs it.",
+        "measurements",
+    )
     token_budget: Count | None = setting(
         None,
         "most tokens that go through the model at once, padding included; by default "

@@ -18,7 +18,7 @@ from gradstats.estimators.baselines.scaled import ebpo, gdpo, quantile, reinforc
 from gradstats.estimators.baselines.tracked import beta_tracker, kalman, reward_ema
 
 # one advantage per token
-from gradstats.estimators.baselines.token_baseline import causal_optimal, discounted, otb, otb_turns, remax
+from gradstats.estimators.baselines.token_baseline import arca, causal_optimal, discounted, otb, otb_turns, remax
 from gradstats.estimators.baselines.value_baseline import gae, vine
 
 # whole policy-gradient estimators
@@ -27,7 +27,7 @@ from gradstats.estimators.by_label import get
 from gradstats.estimators.recipes.weightings import token_weightings
 
 __all__ = [
-    "Batch", "Estimator", "Recipe", "asymmetric", "batch_mean", "beta_tracker", "causal_optimal", "constant",
+    "Batch", "Estimator", "Recipe", "arca", "asymmetric", "batch_mean", "beta_tracker", "causal_optimal", "constant",
     "discounted", "dr_grpo", "ebpo", "gae", "gdpo", "get", "group_mean", "grpo", "james_stein", "kalman", "kimi",
     "length_weighted", "max_rl", "names", "norm_weighted", "optimal_constant", "otb", "otb_turns", "pass_at_k",
     "quantile", "recipes", "register", "reinforce", "reinforce_pp", "reinforce_pp_baseline", "remax", "reward_ema",

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from jaxtyping import Bool, Float, Int
 
 from gradstats.config.options import MEASURE_PROBES, how_to_set
-from gradstats.rollouts.schema import LARGEST_REWARD, SCHEMA, refuse_unclear_labels
+from gradstats.rollouts.schema import ADAPTER_RESIDUAL, LARGEST_REWARD, SCHEMA, refuse_unclear_labels
 from gradstats.system.lazy_imports import pd
 
 #: Fields with one value per token.
@@ -23,6 +23,8 @@ _BATCH_TOKEN_FIELDS = (
     "token_rewards", "logprobs", "old_logprobs", "proximal_logprobs", "ref_logprobs", "entropy", "sum_pi_squared",
     "values", "fitted_values", "token_energy", "token_cross", "importance",
 )  # fmt: skip
+#: Prefix of a required field that is a user-defined column, as in "column:salience".
+COLUMN = "column:"
 #: What to do where a field is missing.
 HOW_TO_GET = {
     "token_rewards": "give one reward per completion token (Batch(token_rewards=…))",
@@ -41,14 +43,14 @@ HOW_TO_GET = {
     "token_energy": MEASURE_PROBES,
     "token_cross": f"{MEASURE_PROBES}; it is ⟨s_t, S⟩ at every position",
     "importance": "pass ρ = π/π_old at every position",
+    f"{COLUMN}{ADAPTER_RESIDUAL}": "measure a policy with an adapter with "
+    f"{how_to_set('measurement.adapter_residual', True)}",
 }
-#: Prefix of a required field that is a user-defined column, as in "column:salience".
-COLUMN = "column:"
 
 
 def how_to_get(need: str) -> str:
     """Return how to provide a field or column that an estimator needs."""
-    if need.startswith(COLUMN):
+    if need.startswith(COLUMN) and need not in HOW_TO_GET:
         name = need.removeprefix(COLUMN)
         return f"give the rollouts' frame a column {name!r}, or the batch columns={{{name!r}: …}}"
     return HOW_TO_GET[need]

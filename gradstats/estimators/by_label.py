@@ -16,6 +16,7 @@ from gradstats.estimators.estimator import Estimator, Weighting, nearest
 from gradstats.estimators.recipes import named
 from gradstats.estimators.recipes.recipe import PREFIX, Recipe
 from gradstats.estimators.recipes.trainers import of_trainer
+from gradstats.rollouts.schema import ADAPTER_RESIDUAL
 
 if TYPE_CHECKING:
     from gradstats.config.experiment import Experiment
@@ -179,5 +180,8 @@ def trial_batch() -> Batch:
         greedy_rewards=np.array([0.0, 1.0, 1.0, 0.0])[groups],
         sq_norms=rng.uniform(1.0, 9.0, n),
         truncated=np.arange(n) % 5 == 0,
-        columns={"history": [[1.0] * (group % 3) for group in groups]},
+        columns={
+            "history": [[1.0] * (group % 3) for group in groups],
+            ADAPTER_RESIDUAL: rng.uniform(0.5, 1.5, (n, width)),
+        },
     )

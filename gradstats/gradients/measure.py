@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradstats.config.options import TOKEN_BUDGET
+from gradstats.config.options import TOKEN_BUDGET, of_type
 from gradstats.config.sections import MeasurementSection
 from gradstats.config.validation import takes
 from gradstats.gradients.engines.registry import chunk_gradient
@@ -119,7 +119,7 @@ def measure(
         ('ghost', (4,), (4, 256))
     """
     if not (metric is None or isinstance(metric, str | AdamMetric)):
-        given_as = metric.__name__ if isinstance(metric, type) else f"a {type(metric).__name__}"
+        given_as = metric.__name__ if isinstance(metric, type) else of_type(metric)
         raise TypeError(
             f"metric is {given_as}: give the label of one, such as 'adam', or a gradstats.AdamMetric(second_moments)"
         )

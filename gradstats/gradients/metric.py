@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from gradstats.config.options import ESTIMATE, adam_section, estimate_section
+from gradstats.config.options import ESTIMATE, adam_section, estimate_section, of_type
 from gradstats.gradients.parameters import ParameterSelection, named_states, own_names
 from gradstats.policy.checkpoint import EMBEDDED_FOLDER
 from gradstats.policy.model import unwrapped
@@ -80,7 +80,7 @@ class AdamMetric:
             raise ValueError(f"beta2 of the metric is {self.beta2}: it must lie between 0 and 1")
         if not isinstance(self.second_moments, Mapping):
             raise TypeError(
-                f"second_moments of the metric are a {type(self.second_moments).__name__}: give parameter name → "
+                f"second_moments of the metric are {of_type(self.second_moments)}: give parameter name → "
                 "tensor; a file is read by AdamMetric.read(path, model)"
             )
         if not self.second_moments:

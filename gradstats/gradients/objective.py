@@ -210,6 +210,7 @@ class Objective:
         inner: nn.Module = getattr(model, "get_base_model", lambda: model)()
         self._trims_logits = "logits_to_keep" in inspect.signature(inner.forward).parameters
         self._hidden: Tensor | None = None
+        self.hidden: Tensor | None = None  # (batch, kept, width), what entered the output embedding, after a call
 
     def __enter__(self) -> Objective:
         def keep(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -253,7 +254,7 @@ class Objective:
                 f"the forward pass of {type(self._model).__name__} does not call its output embedding "
                 f"({type(self._head).__name__}): measure the model without the wrapper around its forward method"
             )
-        hidden = self._hidden[:, -kept - 1 : -1].detach().to(logprobs.dtype)
+        self.hidden = hidden = self._hidden[:, -kept - 1 : -1].detach().to(logprobs.dtype)
         statistics = (logprobs, entropy, sum_pi_squared, hidden.square().sum(dim=-1))
         return logprobs, TokenStatistics(*(values.detach() for values in statistics))
 

@@ -13,6 +13,7 @@ import torch
 
 from gradstats.config.options import TOKEN_BUDGET
 from gradstats.config.sections import MeasurementSection
+from gradstats.gradients.adapter import adapter_residual, refuse_without_adapter, with_residuals
 from gradstats.gradients.arithmetic import in_one_order
 from gradstats.gradients.attention import (
     own_precision,
@@ -125,6 +126,8 @@ class MeasuringSession:
     ranks: Ranks = field(default_factory=Ranks)
     # whether sums are taken in the same order each time
     deterministic: bool = False
+    # whether the adapter's residual at each token is kept, as a column of the rollouts
+    adapter_residual: bool = False
     # digests of the prompts from which the metric's second moments were estimated
     estimated_from: frozenset[str] = frozenset()
 
@@ -165,6 +168,8 @@ class MeasuringSession:
         _check_vocabulary(policy, rollouts)
         refuse_long_sequences(policy, rollouts)
         refuse_weights_that_are_not_finite(policy.model, policy.name)
+        if section.adapter_residual:
+            refuse_without_adapter(policy)
         reference = None if reference_policy is None else _as_reference(reference_policy, policy)
         if reference is not None:
             refuse_dispatched(reference.model)
@@ -228,6 +233,7 @@ class MeasuringSession:
             checked_next=checked is None,
             ranks=ranks,
             deterministic=section.deterministic,
+            adapter_residual=section.adapter_residual,
         )
         session.estimated_from = frozenset() if metric is None else metric.prompts
         session.schedule_recheck(rollouts)
@@ -300,13 +306,15 @@ class MeasuringSession:
                     with suitable_threads(self.policy):
                         result, tokens = self._run(chunk, known, with_tokens=earlier is None)
                     reference = None if scored is None else reference_logprobs(scored, chunk)
+                    of_adapter = earlier is None and self.adapter_residual
+                    residual = adapter_residual(self.policy, chunk) if of_adapter else None
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
                 self._halve_budget(chunk, error)
             else:
                 # Where there are more ranks than chunks, the last ones repeat one that is already there.
-                for one in self.ranks.exchange(MeasuredChunk(result, tokens, reference))[: len(plan)]:
+                for one in self.ranks.exchange(MeasuredChunk(result, tokens, reference, residual))[: len(plan)]:
                     refuse_not_finite(rollouts, one.result)
                     self._check_later(rollouts, one, list(weightings.values()))
                     measured.append(one)
@@ -446,6 +454,14 @@ class MeasuringSession:
             ragged |= TokenResult.concatenate(token_results)
         ragged = {name: [values[index] for index in kept] for name, values in ragged.items()}
         rollouts = rollouts.select(rows[kept])
+        if self.adapter_residual:
+            residuals = [
+                values
+                for one in measured
+                if one.residual is not None
+                for values in one.result.chunk.ragged(one.residual)
+            ]
+            rollouts = with_residuals(rollouts, [residuals[index] for index in kept])
         forward = forward_proxies(ragged["logprobs"], ragged["entropy"], ragged["sum_pi_squared"], rollouts.masks)
         by_parameter = np.concatenate([one.sq_norms_by_parameter[0] for one in results])[kept]
         return Measurement(

@@ -103,7 +103,7 @@ KNOWN = (
     "reinforce_pp_baseline", "pass_at_k", "max_rl", "gae", "vine", "otb_turns", "causal_optimal", "recipe:grpo",
     "recipe:dr_grpo", "recipe:dapo", "recipe:gspo", "recipe:cispo", "recipe:ppo", "recipe:kimi_k15",
     "recipe:rloo_is", "recipe:gmpo", "recipe:delta_l", "recipe:dapo_top_entropy", "discounted", "quantile", "ebpo",
-    "gdpo", "reward_ema", "beta_tracker", "kalman",
+    "gdpo", "reward_ema", "beta_tracker", "kalman", "arca",
 )  # fmt: skip
 # Places kept for names to come, so that adding one does not move the unknown ones.
 _RESERVED = 40

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from gradstats.config.options import LEAST_TEMPERATURE, MOST_TEMPERATURE, how_to_set
+from gradstats.config.options import LEAST_TEMPERATURE, MOST_TEMPERATURE, how_to_set, of_type
 from gradstats.policy.checkpoint import (
     EMBEDDED,
     adapter_base,
@@ -353,7 +353,7 @@ def as_policy(policy_or_model: object) -> Policy:
         return policy_or_model
     if not isinstance(policy_or_model, torch.nn.Module):
         raise TypeError(
-            f"policy is a {type(policy_or_model).__name__}: pass a Policy from load_policy, or a transformers model"
+            f"policy is {of_type(policy_or_model)}: pass a Policy from load_policy, or a transformers model"
         )
     model = cast("CausalModel", unwrapped(policy_or_model))
     return Policy(model, None, known_as(model))

@@ -9,6 +9,7 @@ from inspect import signature
 from pathlib import Path
 
 from gradstats.config.experiment import Experiment
+from gradstats.config.options import of_type
 from gradstats.config.validation import naming, nearest_or_all
 from gradstats.prompts.embedded import generate_problems
 from gradstats.prompts.problem import ColumnMapping, Problem, Settings, problems_from_rows
@@ -170,7 +171,7 @@ def _user_problems(name: str, n: int | None, seed: int, settings: Settings) -> l
     except (Exception, SystemExit) as error:
         raise ValueError(f"the source of problems {name!r} failed: {type(error).__name__}: {error}") from error
     if not isinstance(returned, Iterable):
-        raise ValueError(f"the source of problems {name!r} returned a {type(returned).__name__}: return a list")
+        raise ValueError(f"the source of problems {name!r} returned {of_type(returned)}: return a list")
     problems = [_problem(entry, name) for entry in returned]
     if n is not None and len(problems) != n:
         raise ValueError(f"the source of problems {name!r} returned {len(problems)} problems, and n is {n}")

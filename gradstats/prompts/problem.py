@@ -10,6 +10,8 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
+from gradstats.config.options import of_type
+
 #: Options of a source of problems by name; reasoning-gym's tasks accept any values that JSON can hold.
 Settings = dict[str, Any]
 
@@ -189,7 +191,7 @@ def _problem(record: Mapping[str, object], row: int, source: str, mapping: Colum
     if isinstance(answer, (list, dict)):
         entry = next(iter(answer), 0) if isinstance(answer, dict) else 0
         raise ValueError(
-            f"row {row} of {source} holds a {type(answer).__name__} in {mapping.answer_column!r}: name the entry that "
+            f"row {row} of {source} holds {of_type(answer)} in {mapping.answer_column!r}: name the entry that "
             f"is the answer, for example answer_column={mapping.answer_column}.{entry}"
         )
     reference = None if answer is None or answer != answer else extract_reference(str(answer), mapping.answer_format)
@@ -216,7 +218,7 @@ def _cell(record: Mapping[str, object], column: str, row: int, source: str) -> o
         elif isinstance(value, list) and step.isdigit() and int(step) < len(value):
             value = value[int(step)]
         else:
-            has = ", ".join(map(str, value)) if isinstance(value, Mapping) else f"a {type(value).__name__}"
+            has = ", ".join(map(str, value)) if isinstance(value, Mapping) else of_type(value)
             raise ValueError(f"row {row} of {source} has no {step!r} in {path_read!r} (it has {has})")
         path_read += f".{step}"
     return value
@@ -236,6 +238,6 @@ def _text(value: object, column: str, row: int, source: str) -> str:
         raise ValueError(f"row {row} of {source} has an empty {column!r}")
     if not isinstance(value, str):
         raise ValueError(
-            f"row {row} of {source} holds a {type(value).__name__} in {column!r} ({str(value)[:60]}): a prompt is text"
+            f"row {row} of {source} holds {of_type(value)} in {column!r} ({str(value)[:60]}): a prompt is text"
         )
     return value

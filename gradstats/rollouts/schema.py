@@ -34,6 +34,8 @@ SCHEMA: dict[str, tuple[str, bool]] = {
     "greedy_reward": ("float64", False),
     "greedy_text": ("string", False),
 }
+#: A further column that a measurement adds where asked: by how much an adapter moves each token's last hidden state.
+ADAPTER_RESIDUAL = "adapter_residual"
 #: The columns of token ids.
 TOKEN_COLUMNS = ("prompt_tokens", "completion_tokens")
 _MOST_IDS = 2**31

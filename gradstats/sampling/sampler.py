@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from gradstats.config.options import PositiveFloat
+from gradstats.config.options import PositiveFloat, of_type
 from gradstats.config.sections import DrawingSection
 from gradstats.config.validation import setting
 from gradstats.policy.policy import Policy
@@ -55,7 +55,7 @@ class SamplerSettings(DrawingSection):
         for name, value in self._neutral().items():
             if name not in implemented and getattr(self, name) != value:
                 raise ValueError(
-                    f"{name} is {getattr(self, name)}, which a {type(sampler).__name__} does not implement: leave it "
+                    f"{name} is {getattr(self, name)}, which {of_type(sampler)} does not implement: leave it "
                     f'at {value}, or use sampler "transformers"'
                 )
 

@@ -158,3 +158,14 @@ def test_its_figure_is_that_of_concentration():
     drawn = np.concatenate([np.ravel(line.get_ydata()) for line in ax.lines])
     assert np.isin(quality.concentration.to_frame()["share"], drawn).all()
     plt.close("all")
+
+
+def test_the_concentration_of_an_adapters_residuals_is_a_note():
+    """Of n weights of which one is 1 and the others 0, the Gini index is 1 − 1/n, and 1/n of them is effective."""
+    measured = drawn_tokens()[0]
+    residuals = [np.where(np.cumsum(mask) == 1, 1.0, 0.0) for mask in measured.rollouts.masks]
+    frame = measured.rollouts.frame.assign(adapter_residual=residuals)
+    notes = gs.proxy_quality(replace(measured, rollouts=replace(measured.rollouts, frame=frame))).notes
+    effective = np.mean([1 / mask.sum() for mask in measured.rollouts.masks])
+    assert f"Gini index of {1 - effective:.3f}" in notes[-1]
+    assert f"effective tokens are {effective:.3f}" in notes[-1]

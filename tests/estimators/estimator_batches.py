@@ -60,18 +60,19 @@ def batches(draw: st.DrawFn, smallest: int = 1) -> Batch:
         token_energy=rng.exponential(size=shape) + 1e-3,
         token_cross=rng.normal(size=shape),
         importance=rng.uniform(0.5, 2.0, size=shape) if draw(st.booleans()) else None,
-        columns=columns_of(groups),
+        columns=columns_of(groups, shape[1]),
     )
 
 
-def columns_of(groups: np.ndarray) -> dict[str, np.ndarray]:
-    """Two further rewards of each completion, and the earlier rewards of its prompt: none, one, two …."""
+def columns_of(groups: np.ndarray, width: int) -> dict[str, np.ndarray]:
+    """Two further rewards of each completion, the earlier rewards of its prompt (none, one, two …), and residuals."""
     rng = np.random.default_rng(len(groups))
     _, index = np.unique(groups, return_inverse=True)
     history = np.empty(len(groups), dtype=object)
     history[:] = [np.arange(place, dtype=float) % 2 for place in index]
     accuracy, form = rng.integers(0, 2, size=(2, len(groups))).astype(float)
-    return {"history": history, "accuracy": accuracy, "format": form}
+    residual = rng.exponential(size=(len(groups), width)) * rng.integers(0, 2, (len(groups), 1))  # 0 throughout, some
+    return {"history": history, "accuracy": accuracy, "format": form, "adapter_residual": residual}
 
 
 def expected_gradient(weights: Callable[[Batch], np.ndarray], p: float, group_size: int) -> float:

@@ -271,7 +271,7 @@ class TestCompletionsWithoutACountedToken:
         tokens |= {name: rng.random(self.MASK.shape) for name in further}
         batch = self.BATCH.with_fields(
             **tokens, sq_norms=self.MASK.sum(axis=1), greedy_rewards=np.ones(8), truncated=np.arange(8) == 6,
-            columns=columns_of(self.BATCH.groups),
+            columns=columns_of(self.BATCH.groups, self.MASK.shape[1]),
         )  # fmt: skip
         weights = recipes.get(label, **GIVEN.get(label, {})).token_weights(batch)
         assert np.isfinite(weights).all()

@@ -54,6 +54,7 @@ TOKEN_CASES = {
     "otb_turns": grid(energy=("logit", "exact"), zero_tail=BOTH, loo=BOTH),
     "discounted": grid(baseline=("rloo", "group_mean"), gamma=(1.0, 0.9, 0.0)),
     "causal_optimal": grid(loo=BOTH, scope=("group", "batch")),
+    "arca": [{}],
 }
 CASES = SEQUENCE_CASES | TOKEN_CASES
 TWINS = NAIVE_ESTIMATORS | NAIVE_TOKEN_ESTIMATORS

@@ -485,6 +485,17 @@ def discounted(batch: Batch, baseline: str = "rloo", gamma: float = 1.0) -> np.n
     return fill(batch, advantage)
 
 
+def arca(batch: Batch) -> np.ndarray:
+    """Return (R_i − mean of the group)·r_t/mean of the completion's residuals r; 1 where all are 0."""
+    residual = batch.columns["adapter_residual"]
+
+    def advantage(i: int, t: int) -> float:
+        mean = sum(residual[i, u] for u in counted(batch, i)) / len(counted(batch, i))
+        return group_mean(batch)[i] * (residual[i, t] / mean if mean else 1.0)
+
+    return fill(batch, advantage)
+
+
 NAIVE_TOKEN_ESTIMATORS: dict[str, Callable[..., np.ndarray]] = {
     "remax": remax,
     "reinforce_pp": reinforce_pp,
@@ -494,6 +505,7 @@ NAIVE_TOKEN_ESTIMATORS: dict[str, Callable[..., np.ndarray]] = {
     "otb_turns": otb_turns,
     "causal_optimal": causal_optimal,
     "discounted": discounted,
+    "arca": arca,
 }
 
 

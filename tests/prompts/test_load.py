@@ -308,7 +308,7 @@ def test_columns_can_be_named(tmp_path):
         ('{"prompt": "a", "answer": "1"}', {"split": "b"}, "no setting 'split': it has prompt_column"),
         ('{"prompt": "a", "answer": "1"}', {"n": 2}, "n is 2, but .* holds only 1 problems"),
         ('{"prompt": "a", "answer": "1"}', {"n": 0}, "n is 0"),
-        ('{"prompt": 12, "answer": "1"}', {}, r"row 0 of .* holds a int in 'prompt' \(12\): a prompt is text"),
+        ('{"prompt": 12, "answer": "1"}', {}, r"row 0 of .* holds an int in 'prompt' \(12\): a prompt is text"),
         ('{"prompt":"a","answer":"1","k":1}\n{"prompt":"b","answer":"1","k":1}', {"id_column": "k"}, "repeats names"),
     ],
 )
@@ -397,7 +397,7 @@ def test_problems_or_mappings():
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("nothing", "returned a int: return a list"),
+        ("nothing", "returned an int: return a list"),
         (
             "wrong",
             r"returned \{'prompt': '\?'\}: return gradstats.prompts.Problem, or mappings with the texts prompt_id",

@@ -17,9 +17,10 @@ from gradstats.estimators.baselines.grouping import (
     unbiased,
     unpack,
 )
-from gradstats.estimators.batch import Batch
+from gradstats.estimators.batch import COLUMN, Batch
 from gradstats.estimators.estimator import Estimator, Parameters
 from gradstats.estimators.registry import estimator, get_estimator
+from gradstats.rollouts.schema import ADAPTER_RESIDUAL
 
 
 def _inner(parameters: Parameters) -> Estimator:
@@ -287,3 +288,36 @@ def causal_optimal(batch: Batch, loo: bool = False, scope: str = "group") -> Flo
     baseline = np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator != 0)
     baseline[np.bincount(index, minlength=n_sets)[index] == 1] = 0.0
     return rewards_to_go(batch) - baseline
+
+
+@estimator(
+    "arca",
+    display="ARCA",
+    baseline="group mean × adapter's residual",
+    bias="biased towards tokens it moves",
+    source="Lafuente-Mercado 2026, 2606.00257",
+    level="token",
+    needs=(f"{COLUMN}{ADAPTER_RESIDUAL}",),
+)
+def arca(batch: Batch) -> Float[np.ndarray, "n t"]:
+    r"""Return :math:`A_{i,t} = (R_i - \bar R)\,r_{i,t}/\bar r_i`, :math:`r_t = ‖h_t^{adapted} - h_t^{base}‖_2`. ARCA.
+
+    2606.00257 takes credit from the adapter's residual in the last hidden state; that it is divided by its mean over
+    the completion's counted tokens is an assumption here, from its abstract: weights of mean 1 in each completion.
+    Where the residual is 0 throughout all tokens have weight 1. With ``scale=group_std`` in a recipe the advantage is
+    GRPO's.
+
+    Args:
+        batch: the completions, with the column ``adapter_residual``, one number per token.
+
+    Example:
+        >>> from gradstats import estimators
+        >>> residuals = {"adapter_residual": [[1.0, 3.0], [2.0, 2.0]]}
+        >>> estimators.arca().advantages(estimators.Batch([1, 0], [2, 2], ["a", "a"], columns=residuals))
+        array([[ 0.25,  0.75],
+               [-0.5 , -0.5 ]])
+    """
+    residual = np.where(batch.mask, batch.columns[ADAPTER_RESIDUAL], 0.0)
+    mean = residual.sum(axis=1, keepdims=True) / np.maximum(batch.lengths, 1)[:, None]
+    share = np.divide(residual, mean, out=np.where(batch.mask, 1.0, 0.0), where=mean > 0)
+    return get_estimator("group_mean").advantages(batch)[:, None] * share

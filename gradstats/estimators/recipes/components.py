@@ -25,6 +25,7 @@ from gradstats.estimators.estimator import (
     as_factory,
     bind_parameters,
     check_parameters,
+    one_of,
     suggest,
 )
 from gradstats.estimators.ratios import exponential, log_mismatch, log_ratios, log_staleness
@@ -334,17 +335,25 @@ def to_sampler(batch: Batch, beta: float = 0.002) -> tuple[Batch, Float[np.ndarr
     return batch, np.where(batch.mask, -beta * log_ratios(batch, "kl to_sampler"), 0.0)
 
 
-@component("kl", "entropy_bonus", level="token", needs=("logprobs", "entropy"))
-def entropy_bonus(batch: Batch, beta: float = 0.001) -> tuple[Batch, Float[np.ndarray, "n t"]]:
+@component(
+    "kl",
+    "entropy_bonus",
+    level="token",
+    needs=("logprobs", "entropy"),
+    across_groups=lambda parameters: parameters["over"] == TOKENS,
+    rules={"over": one_of("loss", "tokens")},
+)
+def entropy_bonus(batch: Batch, beta: float = 0.001, over: str = "loss") -> tuple[Batch, Float[np.ndarray, "n t"]]:
     r"""Add :math:`β\,ρ_t(-\log π_t - H_t)` to the weight of s_t, an unbiased estimate of :math:`β∇H_t`, of the entropy.
 
     Trainers (``entropy_coeff`` of verl, ``entropy_coef`` of TRL) differentiate H through the whole vocabulary, which is
-    the expectation of this given the prefix: E[ĝ] is theirs, and the noise at least theirs. verl averages the bonus as
-    the loss; TRL over the tokens of a micro-batch, whatever the loss.
+    the expectation of this given the prefix: E[ĝ] is theirs, and the noise at least theirs.
 
     Args:
         batch: the completions, with ``logprobs`` and ``entropy``.
         beta: β, by how much entropy is rewarded.
+        over: averaged as the ``"loss"`` (verl), or over the ``"tokens"`` of the batch that filter and mask keep,
+            whatever the loss (TRL, in each micro-batch).
     """
     assert batch.logprobs is not None
     assert batch.entropy is not None

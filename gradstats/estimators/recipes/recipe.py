@@ -231,8 +231,8 @@ class Recipe:
         advantages = self._scaled(rewarded, batch)
         if advantages.ndim == 1:
             advantages = np.where(batch.mask, advantages[:, None], 0.0)
-        weights = self._by_ratio(advantages, batch) + loss_weights
-        return np.where(self.mask(batch), weights * self.factor(batch)[:, None], 0.0)
+        weights = self._by_ratio(advantages, batch) * self.factor(batch)[:, None]
+        return np.where(self.mask(batch), weights + loss_weights * self.kl_factor(batch)[:, None], 0.0)
 
     def _by_ratio(self, advantages: Float[np.ndarray, "n t"], batch: Batch) -> Float[np.ndarray, "n t"]:
         """Return the advantages times ratio, clip and correction."""
@@ -267,6 +267,13 @@ class Recipe:
             lost = batch.n_groups / rest.n_groups if self.aggregation.across_groups else 1.0
             factor[rows] = self.aggregation(rest) * lost
         return factor * kept
+
+    def kl_factor(self, batch: Batch) -> Float[np.ndarray, "n"]:
+        """Return what a KL term or entropy bonus of the loss is multiplied by: as the rest, or a mean over tokens."""
+        if self.kl.parameters.get("over") != TOKENS:
+            return self.factor(batch)
+        kept = self.filter(batch)
+        return kept * (batch.n_groups / max(int((self.mask(batch) & kept[:, None]).sum()), 1))
 
     def weights(self, batch: Batch) -> Float[np.ndarray, "n"] | Float[np.ndarray, "n t"]:
         """Return the weights as (N,) where every token of a completion has the same weight, else :meth:`token_weights`.

@@ -36,6 +36,7 @@ def trl(
     off_policy_mask_threshold: float | None = None,
     mask_truncated_completions: bool = False,
     top_entropy_quantile: float = 1.0,
+    entropy_coef: float = 0.0,
     sapo_temperature_pos: float = 1.0,
     sapo_temperature_neg: float = 1.05,
     vespo_k_pos: float = 2.0,
@@ -112,6 +113,10 @@ def trl(
     if beta:
         kind = "kind=k2" if use_bias_correction_kl else "kind=k3"
         parts["kl"] = get_component("kl", f"in_loss({kind})", beta=beta)
+    if entropy_coef:
+        if beta:
+            raise ValueError("entropy_coef is not known beside a KL term: set it, or beta, to 0")
+        parts["kl"] = get_component("kl", "entropy_bonus(over=tokens)", beta=entropy_coef)
     if vllm_importance_sampling_correction and loss_type != "vespo":
         # A loss of one number for each completion is multiplied by the weights of its tokens, and summed over them.
         if by_sequence and loss_type != "cispo" and correction.endswith("tokens"):
@@ -238,7 +243,10 @@ def _weighted_columns(keys: str, weights: str | None) -> str:
 
 
 def _verl_advantages(normalized: bool, gamma: float, lam: float, columns: str) -> dict[object, Estimator]:
-    """Return verl's estimators of advantages; a group of one keeps its reward in all but rloo_vectorized."""
+    """Return verl's estimators of advantages; a group of one keeps its reward in all but rloo_vectorized.
+
+    Where the policy has changed since it drew, verl's token baselines take energies of the older one, and ours not.
+    """
     mean = {"singleton": "reward"}
     table: dict[object, tuple[str, dict[str, Any]]] = {
         "gae": ("gae", {"gamma": gamma, "lam": lam, "whiten": True}),

@@ -239,5 +239,5 @@ class ByWeightings(Combination[Recipe]):
         coefficients[:, self.names.index(negative)] += np.minimum(advantages, 0.0) * factor
         if recipe.kl.definition.level == "token":
             name = recipe.masked_name(recipe.kl.label)
-            coefficients[:, self.names.index(name)] = factor
+            coefficients[:, self.names.index(name)] = recipe.kl_factor(batch)
         return coefficients

@@ -99,11 +99,12 @@ class TokenResult:
 
 
 class MeasuredChunk(NamedTuple):
-    """What is measured on one chunk: by the engine, for its tokens, and of the reference policy's log-probabilities."""
+    """What is measured on one chunk: by the engine, for its tokens, of the reference policy, and of the adapter."""
 
     result: ChunkResult
     tokens: TokenResult | None
     reference: Tensor | None
+    residual: Tensor | None = None
 
 
 def measure_tokens(

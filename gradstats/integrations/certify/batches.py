@@ -34,6 +34,7 @@ class Completions:
         ref_logprobs: log π of a reference policy, (B, T).
         entropy: of the trained policy at each token, (B, T).
         sum_pi_squared: Σ_v π(v)² there, (B, T).
+        old_sum_pi_squared: that of the sampler, (B, T).
         values: the expected reward before each token, (B, T).
     """
 
@@ -47,6 +48,7 @@ class Completions:
     ref_logprobs: Float[Tensor, "b t"]
     entropy: Float[Tensor, "b t"]
     sum_pi_squared: Float[Tensor, "b t"]
+    old_sum_pi_squared: Float[Tensor, "b t"]
     values: Float[Tensor, "b t"]
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Completions:
@@ -80,15 +82,16 @@ _N_TRIED = 2
 def policy(sampler: str, max_length: int = 3) -> EnumeratedPolicy:
     """Return the policy of two prompts with four completions each, drawn from itself or from an older one.
 
-    With ``max_length=1`` it has one prompt, and four completions of one token.
+    With ``max_length=1`` it has one prompt, and four completions of one token. ``"before"`` is the older one itself.
     """
-    older = None if sampler == "on-policy" else _THETA - _OLDER
+    theta = _THETA - _OLDER if sampler == "before" else _THETA
+    older = _THETA - _OLDER if sampler == "older" else None
     if max_length == 1:
         return EnumeratedPolicy(
-            vocabulary=4, max_length=1, reward=lambda *_: 0.0, dimension=5, theta=_THETA, old_theta=older
+            vocabulary=4, max_length=1, reward=lambda *_: 0.0, dimension=5, theta=theta, old_theta=older
         )
     return EnumeratedPolicy(
-        vocabulary=2, max_length=3, dimension=5, n_prompts=2, theta=_THETA, old_theta=older,
+        vocabulary=2, max_length=3, dimension=5, n_prompts=2, theta=theta, old_theta=older,
         reward=lambda prompt, tokens: _REWARDS[prompt][tokens],
     )  # fmt: skip
 
@@ -142,6 +145,8 @@ class Batches:
         mask, reference = torch.from_numpy(made.mask[rows]), torch.from_numpy(self.reference.old_logprobs[rows])
         names = ("rewards", "greedy_rewards", "logprobs", "old_logprobs", "entropy", "sum_pi_squared", "values")
         known = {name: torch.from_numpy(getattr(made, name)[rows]) for name in names}
+        drawn_by = policy("before", made.max_length) if made.off_policy else made
+        known["old_sum_pi_squared"] = torch.from_numpy(drawn_by.sum_pi_squared[rows])
         return Completions(groups=self.groups, tokens=mask, mask=mask, ref_logprobs=reference, **known)
 
     def moments(self, weights: Float[np.ndarray, "m b t"]) -> GradientMoments:

@@ -78,7 +78,7 @@ class _Verl(Subject):
             given["batch"] = {"prompts": torch.zeros_like(mask[:, :1]), "attention_mask": seen}
         if "optimal_token_baseline" in name:
             # Of the policy as the step began, which has drawn the completions.
-            given |= {"sum_pi_squared": batch.sum_pi_squared, "old_log_probs": batch.old_logprobs}
+            given |= {"sum_pi_squared": batch.old_sum_pi_squared, "old_log_probs": batch.old_logprobs}
         return _in_float64(lambda: get_adv_estimator_fn(name)(**given)[0])
 
     def weights(self, batch: Completions, advantages: Tensor, steps: int = 1, processes: int = 1) -> Tensor:

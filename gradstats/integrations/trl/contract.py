@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradstats.config.options import of_type
 from gradstats.estimators.recipes.recipe import Recipe
 from gradstats.integrations.installed import known_versions
 from gradstats.integrations.moving_batch import head_noise_proxy, silent_shares
@@ -63,7 +64,7 @@ def check_trainer(trainer: Trainer) -> None:
     """Refuse a trainer of which something is not as it is used here, or in which gradients cannot be measured."""
     kinds = {kind.__name__: kind.__module__ for kind in type(trainer).__mro__}
     if not any(kinds.get(name, "").startswith("trl.") for name in _TRAINERS):
-        raise TypeError(f"the trainer is a {type(trainer).__name__}: attach to TRL's {' or '.join(_TRAINERS)}")
+        raise TypeError(f"the trainer is {of_type(trainer)}: attach to TRL's {' or '.join(_TRAINERS)}")
     known = f"TRL {installed('trl')} is installed, and this integration knows the trainers of {known_versions('trl')}"
     for name, expected in _METHODS.items():
         method = getattr(trainer, name, None)

@@ -14,6 +14,7 @@ from oracles import naive_estimators as naive
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch, Recipe, recipes
+from gradstats.estimators.by_label import trial_batch
 from gradstats.estimators.recipes.components import (
     COMPONENTS,
     constant,
@@ -63,6 +64,18 @@ def test_the_entropy_bonus_has_the_gradient_of_the_entropy_in_expectation(drift)
     drawn = policy(theta, None if drift is None else theta - drift)
     found = drawn.moments(Recipe("reinforce", kl="entropy_bonus(beta=0.5)"), 1).mean
     assert_allclose(found, 0.5 * slope, atol=1e-9)
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "constant(max_tokens=7)", "token_mean(scope=batch)"])
+def test_the_entropy_bonus_over_tokens_is_a_mean_over_kept_tokens_whatever_the_loss(aggregation):
+    batch = trial_batch()
+    parts = {"aggregation": aggregation, "filter": "mask_truncated(rescale=False)", "mask": "top_entropy(share=0.5)"}
+    with_bonus = Recipe("group_mean", kl="entropy_bonus(beta=0.5, over=tokens)", **parts)
+    kept = with_bonus.mask(batch) & ~batch.truncated[:, None]
+    term = get_component("kl", "entropy_bonus(beta=0.5)")(batch)[1]
+    found = with_bonus.token_weights(batch) - Recipe("group_mean", **parts).token_weights(batch)
+    # A gradient is the mean of those of the groups.
+    assert_allclose(found / batch.n_groups, np.where(kept, term, 0.0) / kept.sum(), atol=1e-12)
 
 
 def test_every_kind_has_a_component_that_does_nothing_but_aggregation():

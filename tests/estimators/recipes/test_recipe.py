@@ -125,7 +125,7 @@ def test_every_recipe_composes_and_has_a_row():
                   entropy=np.ones((4, 3)), sum_pi_squared=np.full((4, 3), 0.5),
                   values=np.zeros((4, 3)), greedy_rewards=np.ones(4),
                   sq_norms=np.ones(4), token_energy=np.ones((4, 3)), token_cross=np.ones((4, 3)),
-                  columns=columns_of(np.array([*"aabb"])))  # fmt: skip
+                  columns=columns_of(np.array([*"aabb"]), 3))  # fmt: skip
     table = recipes.table()
     assert list(table["name"]) == recipes.names()
     assert list(table.columns) == [

@@ -34,6 +34,10 @@ from gradstats.estimators.recipes.trainers import labels
             "group_mean · group_std(eps=0.0001) · token_clip(dual_clip=4) · mask_tokens(low=None, high=3) · "
             "token_mean(scope=batch) · top_entropy",
         ),
+        (
+            "trl:grpo(entropy_coef=0.01, scale_rewards=none, vllm_importance_sampling_correction=False)",
+            "group_mean · token_clip · sequence_mean · entropy_bonus(beta=0.01, over=tokens)",
+        ),
         # without epsilon_high TRL's cap is epsilon: every ratio near 1 counts as 0.2
         (
             "trl:cispo(vllm_importance_sampling_mode=sequence_truncate)",
@@ -110,6 +114,7 @@ def test_every_name_is_a_label_wherever_one_is(label: str):
         ("verl:grpo(loss_mode=dro)", ValueError, "dro needs a value for dro_beta"),
         ("verl:grpo(use_kl_loss=True, use_kl_in_reward=True)", ValueError, "not known beside another KL term"),
         ("verl:grpo(use_kl_loss=True, entropy_coeff=0.1)", ValueError, "entropy_coeff is not known beside a KL term"),
+        ("trl:dapo(beta=1, entropy_coef=0.1)", ValueError, "entropy_coef is not known beside a KL term: set it, or"),
         ("verl:gdpo(gdpo_reward_weights='1, 2')", ValueError, "must have a weight for each of gdpo_reward_keys='rew"),
         ("trl:vespo(vllm_importance_sampling_mode=sequence_mask)", ValueError, "is refused by TRL for vespo: use"),
         ("trl:sapo(delta=3)", ValueError, "known for clipped ratios of tokens: leave them out"),

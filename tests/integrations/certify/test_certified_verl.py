@@ -35,6 +35,18 @@ def test_settings_have_the_weights_of_their_label_in_words_of_verl(subjects):
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9, err_msg=subject.expected)
 
 
+def test_the_token_baseline_takes_energies_of_the_policy_that_drew(subjects):
+    from gradstats.integrations.certify.batches import Batches, policy
+
+    batches, number = Batches.of("older"), np.array([57])
+    rows, drawn_by = batches.rows[57], policy("before")
+    assert np.array_equal(drawn_by.logprobs, batches.policy.old_logprobs)
+    as_drawn = {name: getattr(drawn_by, name)[rows] for name in ("logprobs", "sum_pi_squared")}
+    expected = get("otb").advantages(batches.batch(number).with_fields(**as_drawn))
+    found = subjects["optimal_token_baseline, vanilla, token-mean", "older"].advantages(batches.completions(57))
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-12)
+
+
 @pytest.mark.parametrize(("loss", "same"), [("vanilla", True), ("geo_mean", False)])
 def test_micro_batches_are_normalised_by_the_whole_batch(subjects, loss, same):
     from gradstats.integrations.certify.batches import Batches
