@@ -108,7 +108,6 @@ RULES: dict[str, Rule] = {
     "low": POSITIVE,
     "high": POSITIVE,
     "over": one_of("mean", "sum", "max"),
-    "mismatch": one_of("whole", "truncate", "mask"),
     "baseline": (lambda value: isinstance(value, str) and bool(value), "the label of an estimator"),
 }
 
