@@ -53,7 +53,11 @@ TABLES_OF = {
     "VarianceByBlock": "variance_by_block",
 }
 #: Entries of what only a figure's table or a run with every option holds.
-NOT_DRAWN_HERE = {"ratios": {"effective_share", "estimator"}, "curve": {"per_completion"}}
+NOT_DRAWN_HERE = {
+    "ratios": {"effective_share", "estimator"},
+    "curve": {"per_completion"},
+    "plan": {"n_measured", "n_sampled"},  # of partly measured runs
+}
 
 
 def measured_completions():
