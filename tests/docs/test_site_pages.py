@@ -69,7 +69,7 @@ def test_every_figure_is_shown_with_its_command(pages):
     assert "[Numbers](../../figures/embedded_cap/sweep.csv)" in page
     assert "gradstats run qwen_mawps\n" in page
     assert "gradstats run embedded_cap\n" in page
-    assert "python benchmarks/engines.py\n" in page
+    assert "python benchmarks/long_traces.py\n" in page
 
 
 def test_figures_of_unknown_origin_are_an_error(pages, monkeypatch):
