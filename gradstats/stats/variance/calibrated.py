@@ -112,8 +112,8 @@ class ProxyNoise:
     def ratio(self, estimator: int, reference: int, proxy: str) -> Estimate:
         """Return the noise of an estimator over that of the reference, by one proxy."""
         of_proxy = self.noise[:, :, self.names.index(proxy)]
-        both = (mean_statistic(_in_few_units(of_proxy[:, one])) for one in (estimator, reference))
-        return studentised_ratio(*both)
+        mine, other = (mean_statistic(_in_few_units(of_proxy[:, one])) for one in (estimator, reference))
+        return studentised_ratio(mine, other)
 
 
 def proxy_noise(scored: Scored, estimators: Sequence[str | Weighting], group_size: int | None = None) -> ProxyNoise:
