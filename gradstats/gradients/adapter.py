@@ -31,17 +31,19 @@ def refuse_without_adapter(policy: Policy) -> None:
 def _without_adapter(model: Any) -> Iterator[None]:
     """Disable the adapter of a model that peft wraps, or that transformers put it into."""
     trained = [parameter.requires_grad for parameter in model.parameters()]
-    if hasattr(model, "disable_adapter"):
-        with model.disable_adapter():
-            yield
-    else:
-        model.disable_adapters()
-        try:
-            yield
-        finally:
-            model.enable_adapters()
-    for parameter, before in zip(model.parameters(), trained, strict=True):  # both change what is trained
-        parameter.requires_grad_(before)
+    try:
+        if hasattr(model, "disable_adapter"):
+            with model.disable_adapter():
+                yield
+        else:
+            model.disable_adapters()
+            try:
+                yield
+            finally:
+                model.enable_adapters()
+    finally:
+        for parameter, before in zip(model.parameters(), trained, strict=True):  # both change what is trained
+            parameter.requires_grad_(before)
 
 
 def adapter_residual(policy: Policy, chunk: Chunk) -> Float[Tensor, "batch kept"]:
