@@ -1,17 +1,19 @@
 """Completions of a run measured again with another ε and other second moments: on embedded, against autograd."""
 
+import os
 import re
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from small_runs import leave_out_pictures
+from small_runs import sampled_and_measured
 
 import gradstats as gs
-from gradstats.config.experiment import Experiment, read_experiment
-from gradstats.runs.pipeline import run_experiment
+from gradstats.config.experiment import Experiment
 from gradstats.system.files import read_json
 
 PARAMETERS = r"\.layers\."
@@ -40,14 +42,12 @@ def run(tmp_path_factory):
         "policy": {"name": "embedded"},
         "prompts": {"source": "embedded", "n": 5},
         "sampling": {"group_size": 4, "max_new_tokens": 160},
-        "variance": {"estimators": ["reinforce", "rloo"]},
-        "figures": {"formats": []},
     }
-    with pytest.MonkeyPatch.context() as patch:
-        leave_out_pictures(patch)
-        for name, measurement in (("adam", metric), ("euclidean", {"sketch_dim": 64})):
-            chosen = data | {"name": name, "measurement": measurement}
-            run_experiment(Experiment.model_validate(chosen), path.with_name(name), progress=False)
+    for name, measurement in (("adam", metric), ("euclidean", {"sketch_dim": 64})):
+        chosen = data | {"name": name, "measurement": measurement}
+        if name == "euclidean":  # of the same completions
+            shutil.copytree(path / "rollouts", path.with_name(name) / "rollouts", copy_function=os.link)
+        sampled_and_measured(Experiment.model_validate(chosen), path.with_name(name))
     return path
 
 
@@ -126,17 +126,15 @@ def test_too_many_prompts_and_other_completions_are_refused(script, run, moments
         script.main(run, second_moments=moments, euclidean=plain, prompts=6, out=tmp_path / "out")
     with pytest.raises(SystemExit, match="euclidean is to be measured in Adam's metric, and --euclidean .*adam in the"):
         script.main(plain, second_moments=moments, euclidean=run, out=tmp_path / "out")
-    others = tmp_path / "others"
-    experiment = read_experiment(plain / "experiment.yaml")
-    sampling = experiment.sampling.model_copy(update={"seed": 1})
-    measurement = experiment.measurement.model_copy(update={"params": "embed"})
-    for changed, message in (
-        ({"sampling": sampling}, "--euclidean .* holds other completions than .*adam"),
-        ({"measurement": measurement}, "--euclidean .* did not measure layers.0, .* as .*adam did"),
-    ):
-        with pytest.MonkeyPatch.context() as patch:
-            leave_out_pictures(patch)
-            run_experiment(experiment.model_copy(update=changed), others / next(iter(changed)), progress=False)
-        with pytest.raises(SystemExit, match=message):
-            script.main(run, second_moments=moments, euclidean=others / next(iter(changed)), out=tmp_path / "out")
+    measured = gs.read_measurement(plain)
+    embeddings = measured.sq_norms_by_block.filter(like="embed")
+    others = {
+        "holds other completions than": measured.select(np.arange(8)),
+        "did not measure layers.0, .* as": replace(measured, sq_norms_by_block=embeddings),
+    }
+    for number, (message, other) in enumerate(others.items()):
+        folder = tmp_path / str(number)
+        other.save(folder)
+        with pytest.raises(SystemExit, match=f"--euclidean .* {message} .*adam"):
+            script.main(run, second_moments=moments, euclidean=folder, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
