@@ -685,7 +685,7 @@ def _in_order(steps: Int[np.ndarray, " n"], group_size: int) -> Int[np.ndarray, 
                 "trainer's number of completions for a prompt, or name the column of prompts with prompt"
             )
     within = pd.Series(steps).groupby(steps).cumcount().to_numpy() // group_size
-    return np.unique(np.stack([steps, within]), axis=1, return_inverse=True)[1]
+    return np.unique(np.stack([steps, within]), axis=1, return_inverse=True)[1].reshape(-1)  # NumPy 2.0.0 keeps an axis
 
 
 def _refuse_repeated(frame: pd.DataFrame, name: str) -> None:
