@@ -98,15 +98,22 @@ def test_numbers_are_those_of_the_enumeration(policy, sample):
     np.testing.assert_allclose(frame.loc["group_mean", "critical_batch"], frame.loc["rloo", "critical_batch"])
 
 
+def observed(gradients, goal):
+    """The alignment of means of 8 gradients with the true one, without any estimate."""
+    means = gradients[: len(gradients) // 8 * 8].reshape(-1, 8, len(goal)).mean(axis=1)
+    return (means @ goal).mean() ** 2 / ((means**2).sum(axis=1).mean() * (goal @ goal))
+
+
+def gradients_of(label, policy, n, rng):
+    batch, scores, _ = policy.sample(n, SIZE, rng=rng)
+    return (est.get(label).weights(batch)[:, None] * scores).reshape(-1, SIZE, scores.shape[1]).sum(axis=1)
+
+
 def test_the_alignment_of_batches_is_the_prediction(policy):
-    """Means of 8 groups against the true gradient, without any estimate."""
-    rng, goal = np.random.default_rng(5), policy.gradient
+    rng = np.random.default_rng(5)
     for label in ("rloo", "grpo"):
-        batch, scores, _ = policy.sample(40_000, SIZE, rng=rng)
-        gradients = (est.get(label).weights(batch)[:, None] * scores).reshape(-1, SIZE, scores.shape[1]).sum(axis=1)
-        means = gradients.reshape(-1, 8, scores.shape[1]).mean(axis=1)
-        observed = (means @ goal).mean() ** 2 / ((means**2).sum(axis=1).mean() * (goal @ goal))
-        assert observed == pytest.approx(alignment(*exact(policy, label), 8), rel=0.05)
+        found = observed(gradients_of(label, policy, 40_000, rng), policy.gradient)
+        assert found == pytest.approx(alignment(*exact(policy, label), 8), rel=0.05)
 
 
 def test_groups_drawn_until_they_have_a_weight(policy, sample):
@@ -114,17 +121,12 @@ def test_groups_drawn_until_they_have_a_weight(policy, sample):
     found = batch_size(sample[0], ["rloo"], sample[1], prompts=8)
     row, of_batches = found.to_frame().iloc[0], found.rows[0].of_batches
     assert of_batches is not None
-    batch, scores, _ = policy.sample(60_000, SIZE, rng=np.random.default_rng(3))
-    gradients = (est.rloo().weights(batch)[:, None] * scores).reshape(-1, SIZE, scores.shape[1]).sum(axis=1)
-    kept = gradients[(gradients != 0).any(axis=1)]
-    share = len(kept) / len(gradients)
-    means = kept[: len(kept) // 8 * 8].reshape(-1, 8, scores.shape[1]).mean(axis=1)
-    goal = policy.gradient
-    observed = (means @ goal).mean() ** 2 / ((means**2).sum(axis=1).mean() * (goal @ goal))
-    assert row["silent_groups"] == pytest.approx(1.0 - share, abs=0.03)
+    gradients = gradients_of("rloo", policy, 60_000, np.random.default_rng(3))
+    with_weight = (gradients != 0).any(axis=1)
+    assert row["silent_groups"] == pytest.approx(1.0 - with_weight.mean(), abs=0.03)
     kept = 1.0 - row["silent_groups"]
     dynamic, low, high = of_batches.of_kept(8, kept).with_interval(0.95)
-    assert low - 0.02 < observed < high + 0.02
+    assert low - 0.02 < observed(gradients[with_weight], policy.gradient) < high + 0.02
     same_tokens, *_ = of_batches.at(8 / kept).with_interval(0.95)
     assert same_tokens < dynamic < same_tokens + 0.1
     (note,) = [one for one in found.notes if "drawing until 8 groups have one" in one]

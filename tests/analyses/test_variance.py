@@ -34,32 +34,27 @@ from gradstats.stats.variance.quantities import (
 EVERY = np.ones(3, dtype=bool)
 
 
-def test_a_clear_winner_is_alone_and_a_tie_is_not():
-    rng = np.random.default_rng(0)
-    low, close, high = np.exp(0.3 * rng.normal(size=(3, 100))) * [[1.0], [1.01], [3.0]]
-    differences = pairwise_differences([mean_statistic(each) for each in (high, low, close)])
-    assert differences.best_set(EVERY, 0.95).tolist() == [False, True, True]
-    alone = pairwise_differences([mean_statistic(each) for each in (high, low)])
-    assert alone.best_set(EVERY[:2], 0.95).tolist() == [False, True]
+ONE = np.exp(np.random.default_rng(0).normal(size=50))
+NOISY = np.exp(0.1 * np.random.default_rng(0).normal(size=(3, 50))) * [[1.0], [2.0], [4.0]]
+LOW, CLOSE, HIGH = np.exp(0.3 * np.random.default_rng(0).normal(size=(3, 100))) * [[1.0], [1.01], [3.0]]
 
 
-def test_differences_that_nobody_would_choose_by_are_ties():
-    values = np.exp(np.random.default_rng(0).normal(size=50))
-    same = pairwise_differences([mean_statistic(values), mean_statistic(values * (1 + 1e-7))])
-    assert same.best_set(EVERY[:2], 0.95).all()
-    apart = pairwise_differences([mean_statistic(values), mean_statistic(values * (1 + 1e-3))])
-    assert apart.best_set(EVERY[:2], 0.95).tolist() == [True, False]
-
-
-def test_what_is_not_judged_neither_belongs_nor_excludes():
-    values = np.exp(0.1 * np.random.default_rng(0).normal(size=(3, 50))) * [[1.0], [2.0], [4.0]]
-    statistics = [mean_statistic(each) for each in values]
-    differences = pairwise_differences(statistics)
-    assert differences.best_set(np.array([False, True, True]), 0.95).tolist() == [False, True, False]
-    unknown = pairwise_differences([None, *statistics[1:]])
-    assert unknown.best_set(EVERY, 0.95).tolist() == [False, True, False]
+@pytest.mark.parametrize(
+    ("values", "judged", "best"),
+    [
+        ((HIGH, LOW, CLOSE), EVERY, [False, True, True]),  # a tie
+        ((HIGH, LOW), EVERY[:2], [False, True]),
+        ((ONE, ONE * (1 + 1e-7)), EVERY[:2], [True, True]),  # a difference that nobody would choose by
+        ((ONE, ONE * (1 + 1e-3)), EVERY[:2], [True, False]),
+        (NOISY, [False, True, True], [False, True, False]),  # what is not judged neither belongs nor excludes
+        ((None, *NOISY[1:]), EVERY, [False, True, False]),
+    ],
+)
+def test_what_is_not_excluded_as_the_lowest_is_in_the_best_set(values, judged, best):
+    differences = pairwise_differences([None if one is None else mean_statistic(one) for one in values])
+    assert differences.best_set(np.array(judged), 0.95).tolist() == best
     with pytest.raises(ValueError, match="confidence_level=0 must lie between 0 and 1"):
-        differences.best_set(EVERY, 0.0)
+        differences.best_set(np.array(judged), 0.0)
 
 
 def test_the_truly_lowest_is_kept_at_the_stated_rate():
@@ -109,6 +104,11 @@ def test_simultaneous_intervals_widen_with_the_level_and_hold_the_single_ones():
             assert (frame[f"{name}_simultaneous_high"] >= frame[f"{name}_high"]).all()
     assert (wide["ratio_simultaneous_high"].iloc[1:] > narrow["ratio_simultaneous_high"].iloc[1:]).all()
     assert wide["ratio_simultaneous_low"].iloc[0] == wide["ratio_simultaneous_high"].iloc[0] == 1.0
+    for name in ("matched_ratio", "ratio"):
+        low, high = result.confidence_interval(0.5, name)
+        np.testing.assert_array_equal(narrow[[f"{name}_low", f"{name}_high"]], np.transpose([low, high]))
+        assert (wide[f"{name}_low"].iloc[1:] < low[1:]).all()
+        assert (high[1:] < wide[f"{name}_high"].iloc[1:]).all()
 
 
 def test_a_row_without_a_gradient_has_neither_verdict_nor_prompt():
@@ -323,17 +323,6 @@ def test_resolved_signal_is_given_in_full():
     assert frame[[f"{name}{end}" for name in names for end in ("", "_low", "_high")]].notna().all().all()
     assert (frame["noise_to_signal_low"] < frame["noise_to_signal"]).all()
     assert frame["cosine"].iloc[0] == pytest.approx(1.0)
-
-
-def test_intervals_widen_with_the_level():
-    batch, scores = interleaved_batch([4] * 30)
-    result = quiet_compare(batch, ["rloo", "reinforce"], scores)
-    narrow, wide = result.confidence_interval(0.5), result.confidence_interval(0.99)
-    assert (wide[0] < narrow[0]).all()
-    assert (narrow[1] < wide[1]).all()
-    low, high = result.confidence_interval(0.9, "ratio")
-    np.testing.assert_array_equal(low, result.to_frame(0.9)["ratio_low"])
-    np.testing.assert_array_equal(high, result.to_frame(0.9)["ratio_high"])
 
 
 def test_kept_share_counts_groups_with_a_gradient():

@@ -33,6 +33,7 @@ def test_labels_can_be_read_back():
     ):
         assert estimators.get(estimator.label) == estimator
     assert estimators.get("token_mean(scope='batch')").parameters["scope"] == "batch"
+    assert [one.label for one in get_all(["rloo", est.get("opo")])] == ["rloo", "opo"]
 
 
 def test_aliases_and_objects():
@@ -52,6 +53,13 @@ def test_aliases_and_objects():
         (lambda: estimators.get("kimi(tau="), ValueError, "cannot read 'kimi"),
         (lambda: estimators.get(estimators.rloo(), loo=False), TypeError, "has its parameters already"),
         (lambda: estimators.get(recipes.get("grpo"), loo=True), TypeError, "recipe:grpo has .* already: give loo with"),
+        (lambda: get_all("rloo"), TypeError, r"must be a list of labels, got the text 'rloo': write \['rloo'\]"),
+        (lambda: with_parameter("vine", "k", 1.5), ValueError, r"k must be a whole number of at least 1, got 1\.5"),
+        (lambda: with_parameter("rloo", "alpha", 0.5), TypeError, "estimator rloo has no parameter 'alpha'"),
+        (
+            lambda: with_parameter(AlongCompletions(est.rloo()), "loo", 1.0), TypeError,
+            "rloo is an object without parameters of its own",
+        ),
     ],
 )  # fmt: skip
 def test_bad_calls(call, error: type, message: str):
@@ -92,22 +100,22 @@ def test_your_own_at_token_level_is_masked():
 
 
 @pytest.mark.usefixtures("clean_registry")
-def test_names_are_given_once():
-    estimators.register("twice")(lambda batch: batch.rewards)
-    for name in ("rloo", "opo", "twice"):
-        with pytest.raises(ValueError, match=f"'{name}' is registered already: choose another name"):
-            estimators.register(name)(lambda batch: batch.rewards)
-
-
-@pytest.mark.usefixtures("clean_registry")
-def test_your_own_is_held_to_its_shape_and_words():
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": "rloo"}, "'rloo' is registered already: choose another name"),
+        ({"name": "opo"}, "'opo' is registered already: choose another name"),
+        ({"name": "short"}, "'short' is registered already: choose another name"),
+        ({"name": "bad", "needs": ("sq_norm",)}, r"needs names 'sq_norm', .*did you mean 'sq_norms'"),
+        ({"name": "bad", "level": "word"}, "level must be"),
+    ],
+)
+def test_your_own_is_held_to_its_name_shape_and_words(fields, message):
     estimators.register("short")(lambda batch: batch.rewards[:-1])
     with pytest.raises(ValueError, match=r"short returned advantages of shape \(2,\).*returns \(3,\)"):
         estimators.get("short").advantages(BATCH)
-    with pytest.raises(ValueError, match=r"needs names 'sq_norm', .*did you mean 'sq_norms'"):
-        estimators.register("bad", needs=("sq_norm",))
-    with pytest.raises(ValueError, match="level must be"):
-        estimators.register("bad", level="word")
+    with pytest.raises(ValueError, match=message):
+        estimators.register(**fields)(lambda batch: batch.rewards)
 
 
 def test_table_has_a_row_for_each():
@@ -164,15 +172,19 @@ def own_module(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "label",
     [
-        "rloo", "opo", "length_weighted(alpha=0.80,loo=True)", "recipe:grpo", "recipe:dapo(loo=True)",
-        "mine:half(factor=3)",
+        "rloo", "opo", "length_weighted(alpha=0.80,loo=True)", "mine:half(factor=3)", "recipe:grpo", "recipe:rloo",
+        "recipe:dapo(loo=True)", "recipe:grpo(kl=in_loss(beta=0.01), eps=1e-4)",
+        "recipe:custom(advantage=rloo, aggregation=token_mean)",
     ],
 )  # fmt: skip
 def test_a_label_is_kept_as_given(label: str, own_module):
     found = est.get(label)
     assert found.label == label
-    assert found.weights(BATCH).shape == (3,)
+    assert len(found.weights(BATCH.with_fields(logprobs=-np.ones((3, 3)), ref_logprobs=-np.ones((3, 3))))) == 3
     assert hash(found) == hash(est.get(label))
+    assert recipes.named.unit_of_label(label) == found.unit
+    if label.startswith("recipe:"):
+        assert recipes.get(label) == recipes.get(label.removeprefix("recipe:")) == found
 
 
 def test_what_an_estimator_is_composed_of_does_not_depend_on_its_label():
@@ -200,12 +212,6 @@ def test_hints_name_what_was_meant_or_list_what_there_is(name: str, hint: str):
         est.get(name)
 
 
-def test_a_single_label_is_not_taken_for_a_list_of_letters():
-    assert [one.label for one in get_all(["rloo", est.get("opo")])] == ["rloo", "opo"]
-    with pytest.raises(TypeError, match=r"must be a list of labels, got the text 'rloo': write \['rloo'\]"):
-        get_all("rloo")
-
-
 @pytest.mark.parametrize(
     ("estimator", "parameter", "value", "label"),
     [
@@ -215,25 +221,13 @@ def test_a_single_label_is_not_taken_for_a_list_of_letters():
         ("recipe:dapo(loo=True)", "eps_high", 0.4, "recipe:dapo(loo=True, eps_high=0.4)"),
         (recipes.get("dapo(loo=True)"), "eps_high", 0.4, "recipe:dapo(loo=True, eps_high=0.4)"),
         ("recipe:grpo", "clip_width", 0.1, "recipe:grpo(eps_low=0.1, eps_high=0.1)"),
+        ("vine", "k", 4.0, "vine(k=4)"),  # a whole number is an integer
     ],
 )
 def test_a_label_an_estimator_and_a_recipe_take_the_value(estimator, parameter, value, label):
     found = with_parameter(estimator, parameter, value)
     assert found.label == label
     assert found == est.get(label)
-
-
-def test_whole_numbers_are_integers():
-    assert with_parameter("vine", "k", 4.0).parameters["k"] == 4
-    with pytest.raises(ValueError, match=r"k must be a whole number of at least 1, got 1\.5"):
-        with_parameter("vine", "k", 1.5)
-
-
-def test_refusals():
-    with pytest.raises(TypeError, match="estimator rloo has no parameter 'alpha'"):
-        with_parameter("rloo", "alpha", 0.5)
-    with pytest.raises(TypeError, match="rloo is an object without parameters of its own"):
-        with_parameter(AlongCompletions(est.rloo()), "loo", 1.0)
 
 
 @pytest.mark.parametrize(
@@ -295,8 +289,8 @@ def test_own_sample_is_known_from_the_label(label, own):
     assert uses_own_sample(label) is own
 
 
-def test_a_registered_estimator_may_bring_its_words(monkeypatch):
-    monkeypatch.setattr("gradstats.estimators.registry.DEFINITIONS", dict(registry.DEFINITIONS))
+@pytest.mark.usefixtures("clean_registry")
+def test_a_registered_estimator_may_bring_its_words():
     estimators.register("half_reward", display="half")(lambda batch, factor=0.5: factor * batch.rewards)
     estimators.register("third_reward")(lambda batch: batch.rewards / 3)
     assert in_words("half_reward(factor=0.2)") == "half, factor = 0.2"

@@ -187,24 +187,6 @@ def test_overrides():
     assert est.get(kimi) is kimi
 
 
-@pytest.mark.parametrize(
-    "label",
-    [
-        "recipe:grpo",
-        "recipe:dapo(loo=True)",
-        "recipe:grpo(kl=in_loss(beta=0.01), eps=1e-4)",
-        "recipe:custom(advantage=rloo, aggregation=token_mean)",
-        "recipe:rloo",
-    ],
-)
-def test_a_label_is_kept_as_given_and_found_again(label: str):
-    recipe = recipes.get(label)
-    assert recipe.label == label
-    assert recipes.get(label.removeprefix("recipe:")) == recipe
-    assert est.get(label) == recipe
-    assert recipes.named.unit_of_label(label) == recipe.unit
-
-
 def test_overrides_and_compositions_have_labels_that_give_them_back():
     changed = recipes.get("dapo", eps_high=0.3, loo=True, kl=recipes.get("grpo", kl="in_loss").kl)
     assert changed.label == "recipe:dapo(eps_high=0.3, loo=True, kl=in_loss)"
