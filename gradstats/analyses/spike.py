@@ -155,14 +155,15 @@ class Spike(RemarkedResult):
             which = f"Batch {one.batch} ({size})" if several else f"The batch of {size}"
             said = f"The largest of {len(self.batches)} batches of {size}" if largest else which
             said += f" has ‖ĝ‖² = {format_number(one.squared_norm)}; signal {signal} and noise {noise} make "
-            said += f"{format_number(one.expected)} ± {format_number(one.spread, 2)}"
+            said += format_number(one.expected)
+            said += f" ± {format_number(one.spread, 2)}" if np.isfinite(one.spread) else ""
             if np.isfinite(one.deviations):
                 said += f", and {'the other prompts' if several else 'other steps'} put it {far}"
         if np.isfinite(one.clipped_to):
             said += f"; clipping leaves {one.clipped_to:.0%} of its length"
         first = self.rows[0]
         if np.isfinite(first.share):
-            said += f". Completion {first.completion:,} of {first.prompt} "
+            said += f". Completion {first.completion:,} of prompt {first.prompt.removeprefix('prompt ')} "
             if self.proxy and np.isfinite(first.length):
                 unit = "letters" if "letters" in self.proxy else "tokens"
                 said += f"({first.length:,.0f} {unit}, reward {first.reward:g}) "

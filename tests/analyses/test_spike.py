@@ -106,7 +106,7 @@ def test_a_planted_outlier_is_named():
     assert first.share > 0.6
     assert found.explained.deviations > 10  # by the other prompts; by all 1.9
     said = found.sentence()
-    assert f"Completion {row} of {batch.groups[row]} makes" in said
+    assert f"Completion {row} of prompt {batch.groups[row]} makes" in said
     assert said.startswith("The largest of 5 batches of 8 prompts has ‖ĝ‖² = ")
     assert "standard deviations above; clipping leaves" in said
     whole = spike(batch, scores, prompts_per_batch=40)
