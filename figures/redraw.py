@@ -81,6 +81,7 @@ LEFT_OUT = {
         "corrects a mismatch of sampler and trainer (figures/embedded_mismatch)",
     ),
     **dict.fromkeys(("gdpo", "reward_ema", "beta_tracker"), "needs columns that the zoo's rollouts do not have"),
+    "arca": "needs a policy with an adapter",
     **dict.fromkeys(("quantile", "ebpo", "kalman", *LOSSES), "added since the zoo was measured"),
 }
 

@@ -9,7 +9,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradstats.config.options import of_type
 from gradstats.system.user_code import import_function
 
 if TYPE_CHECKING:
@@ -86,6 +85,8 @@ def get(name: str) -> Analysis:
     if ":" in name:
         found = import_function(name, "question")
         if not isinstance(found, Analysis):
+            from gradstats.config.options import of_type
+
             raise TypeError(f"question {name!r} is {of_type(found)}: name a gradstats.analyses.Analysis")
         _own[name] = found
         return found

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from gradstats.config.options import of_type
 from gradstats.system.files import atomic_path, changed_sentence, csv_text, file_digest, read_json, write_json
 from gradstats.system.lazy_imports import pd
 from gradstats.system.outputs import OutputType, claim, csv_with, differing_entry, is_marked, other_numbers
@@ -283,6 +282,8 @@ def plain(value: Any) -> Any:
         return value
     if value is pd.NA:
         return None
+    from gradstats.config.options import of_type
+
     raise TypeError(f"{value!r} is {of_type(value)}, which no answer can hold")
 
 

@@ -430,7 +430,7 @@ def completions_that_carry(values: Float[np.ndarray, " n"]) -> float:
     r"""Return how many of n completions carry a mean by its lognormal tail; infinite where the sample has no such tail.
 
     Values of a bounded range may spread as widely without any that is large. So it is taken for lognormal only where
-    :math:`(\sum x)²/\sum x²` is at most that of four in five samples of lognormal values with this spread.
+    :math:`(\sum x)²/\sum x²` is at most that of nine in ten samples of lognormal values with this spread.
     """
     carriers = lognormal_carriers(values)
     if carriers < FEWEST_CARRIERS:
@@ -442,10 +442,10 @@ def completions_that_carry(values: Float[np.ndarray, " n"]) -> float:
 
 @lru_cache(maxsize=128)
 def _most_that_carry(n: int, spread: float) -> float:
-    """Return the 80 % quantile of (Σx)²/Σx² of n lognormal values."""
+    """Return the 90 % quantile of (Σx)²/Σx² of n lognormal values."""
     draws = np.random.default_rng(0).standard_normal((int(np.clip(_NUMBERS // max(n, 1), 20, 200)), n))
     values = np.exp(spread * (draws - draws.max(axis=1, keepdims=True)))
-    return float(np.quantile(values.sum(axis=1) ** 2 / (values**2).sum(axis=1), 0.8))
+    return float(np.quantile(values.sum(axis=1) ** 2 / (values**2).sum(axis=1), 0.9))
 
 
 def prompts_that_carry(values: Float[np.ndarray, " m"], completions: float = math.inf) -> float:

@@ -443,12 +443,12 @@ def test_with_drift_the_matched_ratio_covers_what_enumeration_gives():
 
 
 def singletons_and_fours(seed=0):
-    """150 groups of one completion and 150 of four, with scores of mean 0 that point along the reward."""
+    """300 groups of one completion and 300 of four, with scores of mean 0 that point along the reward."""
     rng = np.random.default_rng(seed)
-    groups = np.repeat(np.arange(300), [1] * 150 + [4] * 150)
-    rewards = (rng.random(750) < 0.5).astype(float)
-    scores = rng.normal(size=(750, 4)) + 3.0 * (rewards - 0.5)[:, None] * np.eye(4)[0]
-    return Batch(rewards, rng.integers(3, 60, 750), groups), scores
+    groups = np.repeat(np.arange(600), [1] * 300 + [4] * 300)
+    rewards = (rng.random(1500) < 0.5).astype(float)
+    scores = rng.normal(size=(1500, 4)) + 3.0 * (rewards - 0.5)[:, None] * np.eye(4)[0]
+    return Batch(rewards, rng.integers(3, 60, 1500), groups), scores
 
 
 def test_among_uneven_groups_with_singletons_the_target_is_unbiased():
