@@ -91,8 +91,9 @@ def may_cover_more(row: dict[str, Any]) -> bool:
     """Whether the interval of a variance quantity may cover more often than the band allows.
 
     The intervals of traces and ratios are the widest of several, open where few completions carry the noise, as that
-    of noise over signal is; those of directions are conservative while the signal is hardly resolved. With thirty pairs that of the signal is too wide as well, because the jackknife counts the
-    remaining part of the U-statistic twice where the signal is nearly zero.
+    of noise over signal is; those of directions are conservative while the signal is hardly resolved. With thirty pairs
+    that of the signal is too wide as well, because the jackknife counts the remaining part of the U-statistic twice
+    where the signal is nearly zero.
     """
     wide = {"trace_cov", "noise_to_signal", "ratio", "matched_ratio", "cosine", "bias_share", "matched_bias_share"}
     if (row["group_size"], row["n_prompts"]) == (2, 30):
