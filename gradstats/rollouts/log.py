@@ -220,7 +220,12 @@ def _files(path: Path) -> list[Path]:
 
 
 def _step_in_name(file: Path, number: int) -> int:
-    """Return the last number in the name of a file, as trainers name the files of steps, or the number of the file."""
+    """Return the last number in the name of a file, as trainers name the files of steps, or the number of the file.
+
+    The shards of a run of gradstats are of one step: that of its folder, as the monitor names it, or 0.
+    """
+    if re.fullmatch(r"shard-\d+", file.stem):
+        return int(file.parent.parent.name[5:]) if re.fullmatch(r"step-\d+", file.parent.parent.name) else 0
     found = re.findall(r"\d+", file.stem)
     return int(found[-1]) if found else number
 

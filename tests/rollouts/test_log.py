@@ -239,3 +239,14 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
     (tmp_path / "log.csv").write_text("prompt_id,reward,reward\na,1,0\na,0,1\n")
     with pytest.raises(ValueError, match=r"log\.csv has two columns 'reward': name every column differently"):
         read_log(tmp_path / "log.csv")
+
+
+def test_shards_of_a_run_are_of_one_step_and_folders_of_a_monitor_of_theirs(tmp_path):
+    rows = pd.DataFrame({"prompt_id": ["p", "p", "q", "q"], "reward": [0.0, 1.0, 1.0, 1.0]})
+    for folder in ("run", "step-000002", "step-000004"):
+        (tmp_path / folder / "rollouts").mkdir(parents=True)
+        for shard, part in enumerate((rows.iloc[:2], rows.iloc[2:])):
+            part.to_parquet(tmp_path / folder / "rollouts" / f"shard-{shard:05d}.parquet")
+    assert set(read_log(tmp_path / "run").frame["step"]) == {0}
+    steps = read_log([tmp_path / "step-000002", tmp_path / "step-000004"]).frame["step"]
+    assert steps.tolist() == [2] * 4 + [4] * 4
