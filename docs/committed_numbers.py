@@ -27,6 +27,7 @@ NAMES = {
     "embedded_resolved": "embedded-2000",
     "embedded": "embedded-96",
     "embedded_layers": "embedded-96, layers",
+    "embedded_resolved_layers": "embedded-2000, layers",
     "embedded_zoo": "embedded-240",
     "embedded_zoo_stale": "embedded-240, stale",
     "zoo": "embedded-240",

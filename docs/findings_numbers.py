@@ -32,10 +32,10 @@ from gradstats.report.saved_results import completion_means, read_results
 #: Runs whose α is compared, in the order of tables.
 RUNS = ("qwen_mawps", "qwen_gsm8k", "qwen_1_5b", "smollm2", "embedded_resolved", "embedded")
 #: Runs whose group sizes are compared.
-SIZED = ("qwen_mawps", "qwen_gsm8k", "embedded_resolved", "embedded", "embedded_layers")
+SIZED = ("qwen_mawps", "qwen_gsm8k", "embedded_resolved", "embedded_resolved_layers")
 #: Runs with curves along α and δ, and those with learned baselines.
-WITH_CURVES = ("qwen_mawps", "qwen_gsm8k", "embedded_resolved", "embedded")
-LEARNED = ("qwen_mawps", "embedded", "embedded_layers")
+WITH_CURVES = SIZED
+LEARNED = ("qwen_mawps", "embedded_resolved", "embedded_resolved_layers")
 #: Checkpoints of reinforcement learning.
 STEPS = (0, 10, 20, 30, 40)
 EXPONENT, SHIFT = "curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta"

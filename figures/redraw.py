@@ -46,12 +46,16 @@ BLOCKS = "blocks.csv"
 OF_SWEEPS = (TABLE, LISTED, BLOCKS)
 PICTURE = {"formats": ["png"]}
 STAMP = "drawn_from.json"
+#: What the pages say of a run at several group sizes, with the answers that these include.
+_SIZES = ("alpha", "length_scaling", "variance", "group_sizes", "equivalent_group_size", "allocation")
 #: Runs of which pages and pictures use these answers alone: others are not copied.
 USED = dict.fromkeys(("embedded_zoo_stale", "qwen_mismatch", "qwen_stale"), ("alpha", "length_scaling", "variance")) | {
-    "embedded_layers": (
-        *("alpha", "alpha_by_block", "length_scaling", "variance", "group_sizes", "equivalent_group_size"),
-        *("allocation", "optimal_baselines", "curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta"),
-    )
+    "embedded_layers": (*_SIZES, "optimal_baselines"),
+    "embedded_resolved_layers": (
+        *_SIZES,
+        *("optimal_baselines", "curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta"),
+    ),
+    "embedded_zoo": (*_SIZES, "alpha_by_block", "success_bins"),
 }
 #: The run that README shows, and under which names: the methods that trainers offer.
 README_RUN, README_INCHES = "qwen_mawps", 4.2
