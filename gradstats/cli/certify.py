@@ -64,7 +64,7 @@ def certify(
     if before is not None and (moved := _moved(before, found["rows"])):
         for line in moved[:_LINES]:
             terminal.note(line)
-        terminal.fail(f"{len(moved)} values moved from {expect}: look at them, then write it again with --json")
+        terminal.fail(f"what moved from {expect}, in all: {len(moved)}. Look at it, then write the file again with --json")
         sys.exit(1)
 
 
@@ -223,7 +223,7 @@ def _moved(before: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]
     """Return a line for each number that differs, and each setting that has come or gone."""
     known = {row["key"]: row for row in before}
     found = {(row["setting"], row["sampler"]): row for row in rows}
-    lines = [f"{setting} ({sampler}) has gone" for setting, sampler in known.keys() - found.keys()]
+    lines = [f"{setting} ({sampler}) has gone" for setting, sampler in known if (setting, sampler) not in found]
     for key, row in found.items():
         name = f"{key[0]} ({key[1]})"
         if key not in known:
@@ -231,7 +231,7 @@ def _moved(before: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]
             continue
         for which, old, new in _pairs(known[key], row):
             if not _same(old, new):
-                lines.append(f"{name}: {which} was {old}, is {new}")
+                lines.append(f"{name}: {which} was {_written(old)}, is {_written(new)}")
     return lines
 
 
@@ -241,6 +241,10 @@ def _pairs(before: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[tuple[
     deviations = before.get("deviations") or {}
     for name, value in (row["deviations"] or {}).items():
         yield name, deviations.get(name), value
+
+
+def _written(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _same(old: Any, new: Any) -> bool:
