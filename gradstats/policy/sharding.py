@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,6 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 from gradstats.policy.model import CausalModel
+
+#: Whether transformers reads the part of a rank alone: 5.10, the latest that verl 0.9 allows, does not.
+READS_PARTS = "fsdp_size" in inspect.signature(DistributedConfig).parameters
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -55,9 +59,12 @@ def own_device(device: str) -> str:
 
 
 def shards_while_loading(device: str) -> bool:
-    """Return whether transformers divides the weights for this device: it takes the machine's accelerator."""
+    """Return whether transformers divides the weights for this device: it takes the machine's accelerator.
+
+    Otherwise each rank reads the whole, and :func:`shard` divides it.
+    """
     accelerator = torch.accelerator.current_accelerator()
-    return torch.device(device).type == ("cpu" if accelerator is None else accelerator.type)
+    return READS_PARTS and torch.device(device).type == ("cpu" if accelerator is None else accelerator.type)
 
 
 def sharded_loading(source: str, options: Mapping[str, Any]) -> dict[str, Any]:

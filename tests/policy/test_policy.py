@@ -20,6 +20,7 @@ from gradstats.gradients.parameters import select_parameters
 from gradstats.policy.model import DTYPES, class_name, dtype_name, n_logits, output_embedding, vocabulary_size
 from gradstats.policy.policy import Policy, load_policy, suitable_threads
 from gradstats.policy.sharding import (
+    READS_PARTS,
     is_sharded,
     layer_lists,
     n_ranks,
@@ -246,6 +247,7 @@ def test_only_outermost_lists_of_layers_count():
     assert [path for path, _ in layer_lists(model)] == ["blocks"]
 
 
+@pytest.mark.skipif(not READS_PARTS, reason="this transformers reads whole files, as the next test assumes")
 def test_transformers_reads_the_part_of_a_rank_for_the_accelerator_of_the_machine(one_rank, policy_folder, monkeypatch):
     config = sharded_loading(policy_folder, {})["distributed_config"]
     assert (config.fsdp_size, config.fsdp_plan) == (1, {"model.layers.*": "free_full_weight"})
@@ -253,6 +255,11 @@ def test_transformers_reads_the_part_of_a_rank_for_the_accelerator_of_the_machin
     assert (shards_while_loading("cuda:1"), shards_while_loading("cpu")) == (True, False)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
     assert shards_while_loading("cpu")
+
+
+def test_an_older_transformers_reads_whole_weights_on_each_rank(monkeypatch):
+    monkeypatch.setattr("gradstats.policy.sharding.READS_PARTS", False)
+    assert not shards_while_loading("cpu")
 
 
 def test_each_rank_of_a_machine_has_a_gpu_of_its_own(monkeypatch):
