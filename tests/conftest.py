@@ -1,5 +1,6 @@
 """Small models and rollouts that many tests share."""
 
+import gc
 import importlib
 import os
 import shutil
@@ -168,6 +169,14 @@ def policy_folder(tmp_path_factory) -> str:
     model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture(scope="module")
+def quick_collections():
+    """Leave what is imported out of searches for garbage, of which each training of transformers makes several."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from command_line import run
 from comparison_batches import quiet_compare
 from saved_runs import save_run, saved_answer
-from small_runs import only_two_figures
+from small_runs import leave_out_pictures, only_two_figures
 
 import gradstats
 import gradstats as gs
@@ -207,12 +207,12 @@ def own_run(policy_folder, tmp_path_factory):
         sampling: {{group_size: 6, max_new_tokens: 12, reward: "small_runs:consonants"}}
         measurement: {{sketch_dim: 64}}
         variance: {{estimators: [rloo, "{'", "'.join(LABELS)}"]}}
-        figures: {{formats: [png]}}
+        figures: {{formats: []}}
         """
     )
     path = tmp_path_factory.mktemp("runs") / "labels"
     with pytest.MonkeyPatch.context() as patched:
-        only_two_figures(patched)
+        leave_out_pictures(patched)
         run_experiment(load_experiment(folder / "labels.yaml"), path, progress=False)
     yield path
     sys.modules.pop("labels_of_mine", None)
@@ -250,18 +250,6 @@ def _curve(own_run, label, monkeypatch, capsys):
     assert varied in out
 
 
-def _figures(own_run, label, monkeypatch, capsys):
-    only_two_figures(monkeypatch)
-    assert label in set(pd.read_csv(own_run / "figures" / "variance.csv")["estimator"])
-    assert run(monkeypatch, capsys, "export", own_run, "--only", "figures")[0] == 0
-
-
-def _report(own_run, label, monkeypatch, capsys):
-    only_two_figures(monkeypatch)
-    assert run(monkeypatch, capsys, "report", own_run)[0] == 0
-    assert LABELS[label] in (own_run / "report.html").read_text()
-
-
 PLACES = {
     "experiment file": _experiment_file,
     "compare": _compare,
@@ -271,24 +259,25 @@ PLACES = {
     "curve": _curve,
     "allocate": _command("ask", "allocation", "rloo", "LABEL", "--tokens", "100", "--all", "--notes"),
     "by-success": _command("ask", "success_bins", "LABEL", "--bins", "2", "--all"),
-    "figures": _figures,
-    "report": _report,
 }
 
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(
-    ("place", "label"),
-    [
-        # Drawing takes long: of those that draw, the label of the user's own module stands for the others.
-        pytest.param(place, label, marks=[pytest.mark.slow] if drawing and "of_mine" not in label else [])
-        for place, drawing in ((place, place in ("figures", "report")) for place in PLACES)
-        for label in LABELS
-    ],
-)
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("place", PLACES)
 def test_every_label_works_in_every_place(own_run, place, label, monkeypatch, capsys):
     PLACES[place](own_run, label, monkeypatch, capsys)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_figures_and_report_have_every_label(answered, own_run, tmp_path, monkeypatch):
+    only_two_figures(monkeypatch)
+    answered("export", own_run, "--only", "figures", "--formats", "png", "--out", tmp_path)
+    assert set(LABELS) < set(pd.read_csv(tmp_path / "variance.csv")["estimator"])
+    answered("report", own_run, "--out", tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert [name for name in LABELS.values() if name not in page] == []
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -312,9 +301,8 @@ def test_a_folder_that_is_gone_or_was_never_recorded_is_not_searched(refused, ow
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_run_is_scored_again_by_the_module_beside_its_experiment_file(answered, own_run, monkeypatch):
+def test_a_run_is_scored_again_by_the_module_beside_its_experiment_file(answered, own_run):
     """The run names its estimators' module itself, and the reward's is named with the command."""
-    only_two_figures(monkeypatch)
     copy = Path(shutil.copytree(own_run, own_run.parent / "scored_again"))  # records the same folder
     folder = copy / json.loads((copy / "manifest.json").read_text())["experiment_folder"]
     (folder / "rewards_of_mine.py").write_text("def twice(text, problem):\n    return 2.0 * text.count('a')\n")

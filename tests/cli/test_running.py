@@ -14,7 +14,7 @@ import yaml
 from command_line import run
 from rich.console import Console
 from saved_runs import saved_sweep
-from small_runs import only_two_figures
+from small_runs import only_two_figures, sampled_and_measured
 
 import gradstats
 import gradstats as gs
@@ -27,7 +27,6 @@ from gradstats.system.files import to_json
 def test_run_ends_in_a_table_and_the_paths(answered, monkeypatch, capsys, run_directory):
     only_two_figures(monkeypatch)
     words = ("run", run_directory / "tiny.yaml", "--out", run_directory / "run", "--no-progress")
-    words += ("--set", "figures.formats=[pdf]")
     out = answered(*words)
     assert "tiny   5 prompts × 4 completions · reward " in out
     assert "\n  α      " in out
@@ -35,7 +34,7 @@ def test_run_ends_in_a_table_and_the_paths(answered, monkeypatch, capsys, run_di
     assert f"  {run_directory / 'run' / 'report.html'}   figures and tables" in out
     assert max(map(len, out.splitlines())) <= max(80, len(str(run_directory)) + 40)
     assert len(out.splitlines()) <= 25
-    out = answered(*words, "--all", "--notes")
+    out = answered(*words, "--set", "figures.formats=[pdf]", "--all", "--notes")
     assert "slope 2α" in out
     assert "ratios of all rows" in out
     assert "Length exponent α of each block of parameters" in out
@@ -140,13 +139,11 @@ def test_settings_without_set_are_refused_with_the_remedy(refused, monkeypatch, 
     assert "--set" not in err
 
 
-def test_run_with_other_settings_names_the_setting(refused, monkeypatch, capsys, run_directory):
-    run(monkeypatch, capsys, "run", run_directory / "tiny.yaml", "--out", run_directory / "run", "--no-progress")
-    text = (run_directory / "tiny.yaml").read_text().replace("sketch_dim: 128", "sketch_dim: 64")
-    (run_directory / "other.yaml").write_text(text)
-    assert "was made with measurement.sketch_dim=128, not 64" in refused(
-        "run", run_directory / "other.yaml", "--out", run_directory / "run"
-    )
+def test_run_with_other_settings_names_the_setting(refused, run_directory, tmp_path):
+    experiment = run_directory / "tiny.yaml"
+    sampled_and_measured(load_experiment(experiment), tmp_path / "run")
+    words = ("run", experiment, "--out", tmp_path / "run", "--set", "measurement.sketch_dim=64")
+    assert "was made with measurement.sketch_dim=128, not 64" in refused(*words)
 
 
 def test_a_dry_run_states_the_cost_and_writes_nothing(answered, monkeypatch, run_directory, tmp_path):
@@ -163,7 +160,7 @@ def test_references_that_are_misread_are_named_before_anything_is_sampled(monkey
     rows = [{"prompt": f"ab {number}", "answer": answer} for number, answer in enumerate(answers)]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
     words = ("run", run_directory / "tiny.yaml", "--set", f"prompts.source={tmp_path / 'p.jsonl'}", "prompts.n=4")
-    words = (*words, "prompts.settings={}", "sampling.reward=math", "--out", tmp_path / "run")
+    words += ("prompts.settings={}", "sampling.reward=math", "variance.estimators=[rloo]", "--out", tmp_path / "run")
     for more in (("--dry-run",), ()):
         code, _, err = run(monkeypatch, capsys, *words, *more)
         assert code == 0
@@ -360,15 +357,20 @@ def test_the_summary_fits_the_terminal(tmp_path, capsys, monkeypatch, columns):
     assert max(map(len, out.splitlines())) <= columns
 
 
-@pytest.mark.parametrize("columns", [80, 160])
-def test_differences_of_few_cells_are_printed_for_every_pair(tmp_path, capsys, monkeypatch, columns):
-    monkeypatch.setattr("gradstats.cli.terminal.console", Console(width=columns, highlight=False))
-    pairs = {}
-    for temperatures in ((0.6, 0.8, 1.0), (0.5, 0.6, 0.7, 0.8, 0.9)):
-        show_sweep(gs.read_sweep(saved_sweep(tmp_path / str(len(temperatures)), temperatures=temperatures)))
+@pytest.mark.parametrize(
+    ("temperatures", "pairs"),
+    [
+        ((0.6, 0.8, 1.0), [(0.8, 0.6), (1.0, 0.6), (1.0, 0.8)]),
+        ((0.5, 0.6, 0.7, 0.8, 0.9), [(0.6, 0.5), (0.7, 0.5), (0.8, 0.5), (0.9, 0.5)]),
+    ],
+)
+def test_differences_of_few_cells_are_printed_for_every_pair(tmp_path, capsys, monkeypatch, temperatures, pairs):
+    found = gs.read_sweep(saved_sweep(tmp_path / "sweep", temperatures=temperatures))
+    for columns in (80, 160):
+        monkeypatch.setattr("gradstats.cli.terminal.console", Console(width=columns, highlight=False))
+        show_sweep(found)
         out = capsys.readouterr().out
         assert max(map(len, out.splitlines())) <= columns
         lines = out.partition("differences, paired over prompts")[2].splitlines()
-        pairs[len(temperatures)] = [line.split()[:2] for line in lines if "mean length" in line]
-    assert pairs[3] == [[f"temperature={a}", f"temperature={b}"] for a, b in ((0.8, 0.6), (1.0, 0.6), (1.0, 0.8))]
-    assert pairs[5] == [[f"temperature={a}", "temperature=0.5"] for a in (0.6, 0.7, 0.8, 0.9)]
+        named = [line.split()[:2] for line in lines if "mean length" in line]
+        assert named == [[f"temperature={one}" for one in pair] for pair in pairs]

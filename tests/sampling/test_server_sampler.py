@@ -163,18 +163,24 @@ def draw(policy, server, prompts=(PROMPT,), settings=None, seeds=(1, 2, 3, 4, 5,
     return sampler.draw(list(prompts), settings or SamplerSettings(8), seeds)
 
 
+def drawn_from(policy, answer, **options):
+    """The one completion that a server gives whose answers are all the same."""
+    with serving(lambda request, number: (200, answer)) as server:
+        (drawn,) = draw(policy, server, **options)
+    return drawn
+
+
 def pieces(text, logprob=-0.5):
     return {"tokens": list(text), "token_logprobs": [logprob] * len(text)}
 
 
 def test_a_prompt_goes_as_the_templates_tokens_with_every_setting_stated(policy):
-    settings = SamplerSettings(8, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.2)
     with serving(lambda request, number: (200, completion("ab"))) as server:
-        draw(policy, server, settings=settings, seeds=[77], logprobs_of="sampled")
+        draw(policy, server, settings=SETTINGS, seeds=[77], logprobs_of="sampled")
     sent = server.requests[-1]
     assert sent["prompt"] == PROMPT
     stated = {
-        "model": "tiny", "max_tokens": 8, "seed": 77, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1,
+        "model": "tiny", "max_tokens": 9, "seed": 77, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1,
         "repetition_penalty": 1.2, "repeat_penalty": 1.2, "logprobs": 1,
     }  # fmt: skip
     assert {name: sent[name] for name in stated} == stated
@@ -212,8 +218,7 @@ TRIPLES = {"output_token_logprobs": [[-1.0, 4, None], [-2.0, 5, "b"], [-3.0, 1, 
     ],
 )  # fmt: skip
 def test_token_ids_and_log_probabilities_of_the_server_are_taken_as_they_are(policy, answer):
-    with serving(lambda request, number: (200, answer)) as server:
-        (drawn,) = draw(policy, server)
+    drawn = drawn_from(policy, answer)
     assert (drawn.tokens, drawn.logprobs, drawn.finish_reason) == ([4, 5, 1], [-1.0, -2.0, -3.0], "stop")
     assert drawn.token_source == "engine"
 
@@ -225,14 +230,13 @@ def test_llama_cpp_is_asked_in_its_own_api_for_every_setting(policy):
         likely = content("a", None, prob=0.25)["content"]
         return 200, {"content": "a", "tokens": [4], "stop_type": "limit", "completion_probabilities": likely}
 
-    settings = SamplerSettings(8, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.2)
     with serving(answer) as server:
         sampler = ServerSampler(policy, server.base_url)
-        (drawn,) = sampler.draw([PROMPT], settings, [77])
+        (drawn,) = sampler.draw([PROMPT], SETTINGS, [77])
     assert server.paths == ["/v1/completions", "/completion", "/completion"]
     assert sampler.describe()["dialect"] == "llama.cpp, prompt as token ids"
     stated = {
-        "prompt": PROMPT, "max_tokens": 8, "seed": 77, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1,
+        "prompt": PROMPT, "max_tokens": 9, "seed": 77, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1,
         "repeat_penalty": 1.2, "return_tokens": True, "post_sampling_probs": True, "presence_penalty": 0.0,
     }  # fmt: skip
     assert {name: server.requests[-1][name] for name in stated} == stated
@@ -270,8 +274,7 @@ BYTE_PROMPT = [2, 3]
 def test_letters_of_several_tokens_are_restored_and_counted(byte_policy, letters, missing, source):
     tokens = [token for letter in letters for token in byte_policy.tokenizer(letter)["input_ids"]]
     answer = spelled(byte_policy, *letters, count=len(tokens) + missing)
-    with serving(lambda request, number: (200, answer)) as server:
-        (drawn,) = draw(byte_policy, server, prompts=[BYTE_PROMPT])
+    drawn = drawn_from(byte_policy, answer, prompts=[BYTE_PROMPT])
     assert (drawn.tokens, drawn.token_source) == (tokens, source)
     if source == "mismatch":
         assert drawn.logprobs is None
@@ -283,8 +286,7 @@ def test_log_probabilities_stand_beside_their_tokens(byte_policy):
     tokens = [*byte_policy.tokenizer("x" + QUOTE + "y")["input_ids"], 4]  # cut off inside the next letter
     answer = spelled(byte_policy, "x", QUOTE, "y")["choices"][0]["logprobs"]["content"]
     answer = {"content": f"x{QUOTE}y", "tokens": tokens, "stop_type": "limit", "completion_probabilities": answer}
-    with serving(lambda request, number: (200, answer)) as server:
-        (drawn,) = draw(byte_policy, server, prompts=[BYTE_PROMPT])
+    drawn = drawn_from(byte_policy, answer, prompts=[BYTE_PROMPT])
     assert (drawn.tokens, drawn.token_source) == (tokens, "engine")
     np.testing.assert_array_equal(drawn.logprobs, [-0.5, math.nan, -0.5, -0.5, math.nan])
 
@@ -305,8 +307,7 @@ def test_log_probabilities_stand_beside_their_tokens(byte_policy):
 def test_texts_of_tokens_decide_or_are_compared(byte_policy, text, reported, tokens, source):
     if tokens is not None:
         tokens = byte_policy.tokenizer.convert_tokens_to_ids(["a", "b"])
-    with serving(lambda request, number: (200, completion(text, "length", logprobs=reported))) as server:
-        (drawn,) = draw(byte_policy, server, prompts=[BYTE_PROMPT])
+    drawn = drawn_from(byte_policy, completion(text, "length", logprobs=reported), prompts=[BYTE_PROMPT])
     expected = byte_policy.tokenizer(text)["input_ids"] if tokens is None else tokens
     assert (drawn.tokens, drawn.token_source) == (expected, source)
     assert drawn.logprobs == (reported["token_logprobs"] if source == "pieces" else None)
@@ -315,14 +316,12 @@ def test_texts_of_tokens_decide_or_are_compared(byte_policy, text, reported, tok
 @pytest.mark.parametrize(("fields", "end"), [({"stop_reason": 39}, 39), ({"matched_stop": 39}, 39), ({}, 1)])
 def test_the_token_that_ended_a_completion_is_the_one_that_the_server_names(policy, monkeypatch, fields, end):
     monkeypatch.setattr("gradstats.sampling.server_sampler.stop_token_ids", lambda policy: [1, 39])
-    with serving(lambda request, number: (200, completion("ab", **fields))) as server:
-        (drawn,) = draw(policy, server)
+    drawn = drawn_from(policy, completion("ab", **fields))
     assert drawn.tokens == [4, 5, end]
 
 
 def test_the_text_of_each_token_decides_its_id_and_the_end_token_has_no_logprob(policy):
-    with serving(lambda request, number: (200, completion("ab", logprobs=pieces("ab")))) as server:
-        (drawn,) = draw(policy, server)
+    drawn = drawn_from(policy, completion("ab", logprobs=pieces("ab")))
     assert drawn.tokens == [4, 5, 1]
     assert drawn.logprobs[:2] == [-0.5, -0.5]
     assert math.isnan(drawn.logprobs[2])
@@ -338,12 +337,12 @@ def test_the_text_of_each_token_decides_its_id_and_the_end_token_has_no_logprob(
         ("ab", "length", 1, [4, 5], "mismatch"),  # drawn as fewer tokens than the tokenizer makes of it
         ("aB", "length", 2, [4], "mismatch"),  # does not come back
         ("", "length", 2, [1], "mismatch"),  # special tokens alone, left out of the text
+        ("abcdefghij", "length", 8, [*range(4, 14)], "mismatch"),  # more than were drawn, and than may be
     ],
 )
 def test_a_retokenised_text_is_checked(policy, text, reason, count, tokens, source):
     usage = {"prompt_tokens": 5, "completion_tokens": count, "total_tokens": 5 + count}
-    with serving(lambda request, number: (200, completion(text, reason, usage))) as server:
-        (drawn,) = draw(policy, server)
+    drawn = drawn_from(policy, completion(text, reason, usage))
     assert (drawn.tokens, drawn.token_source, drawn.logprobs) == (tokens, source, None)
 
 
@@ -468,6 +467,11 @@ def failing(status, body, since=2):
             ValueError,
             "counts 6 tokens in a prompt of 5: it uses a different tokenizer, or adds a start token",
         ),
+        (
+            failing(200, completion("ab", token_ids=[4, 5], prompt_token_ids=[2, 4, 5, 7, 3]), since=1),
+            ValueError,
+            "counts other tokens",
+        ),
     ],
 )
 def test_each_failure_ends_in_its_sentence(policy, answer, kind, message):
@@ -518,13 +522,6 @@ def test_a_text_longer_than_its_tokens_can_be_is_not_tokenised(policy, monkeypat
     assert max(read) < 100
 
 
-def test_a_text_that_is_tokenised_again_may_have_more_tokens_than_were_drawn(policy):
-    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
-    with serving(lambda request, number: (200, completion("abcd", "length", usage))) as server:
-        (drawn,) = draw(policy, server, settings=SamplerSettings(2), max_retries=0)
-    assert (drawn.tokens, drawn.token_source) == ([4, 5, 6, 7], "mismatch")
-
-
 def test_a_seed_that_always_fails_is_left_for_another_which_is_recorded(policy):
     def answer(request, number):
         if request["seed"] == 3:  # always: what it draws is malformed
@@ -541,15 +538,6 @@ def test_a_seed_that_always_fails_is_left_for_another_which_is_recorded(policy):
     assert second.seed is None
     assert first.seed in sent
     assert first.seed not in (3, 4)
-
-
-def test_a_prompt_of_other_tokens_is_refused(policy):
-    answer = completion("ab", token_ids=[4, 5], prompt_token_ids=[2, 4, 5, 7, 3])
-    with (
-        serving(lambda request, number: (200, answer)) as server,
-        pytest.raises(ValueError, match="counts other tokens"),
-    ):
-        draw(policy, server)
 
 
 PAGE = "<!doctype html><title>Welcome</title>"

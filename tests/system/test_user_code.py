@@ -28,11 +28,13 @@ def module(folder, name, text="def f():\n    return __file__\n"):
     return folder
 
 
-def test_a_module_beside_the_experiment_comes_before_the_working_directory(tmp_path):
-    module(tmp_path / "empty", "uc_both")
-    beside = module(tmp_path / "beside", "uc_both")
+@pytest.mark.parametrize("written", ["uc_both:f", "uc_path.py:f"])
+def test_what_is_beside_the_experiment_comes_before_the_working_directory(tmp_path, written):
+    name = written.removesuffix(":f").removesuffix(".py")
+    module(tmp_path / "empty", name)
+    beside = module(tmp_path / "beside", name)
     with code_beside(beside):
-        assert import_function("uc_both:f", "the reward")() == str(beside / "uc_both.py")
+        assert import_function(written, "the reward")() == str(beside / f"{name}.py")
     assert sys.path.count(str(beside)) == 0
 
 
@@ -61,13 +63,6 @@ def test_a_file_is_found_by_its_path(tmp_path, written):
     found = import_function(written.replace("ABSOLUTE", str(folder)), "the reward")
     assert found() == str(folder / "uc_file.py")
     assert import_function(written.replace("ABSOLUTE", str(folder)), "the reward") is found
-
-
-def test_a_file_beside_the_experiment_comes_before_the_working_directory(tmp_path):
-    module(tmp_path / "empty", "uc_path")
-    beside = module(tmp_path / "beside", "uc_path")
-    with code_beside(beside):
-        assert import_function("uc_path.py:f", "the reward")() == str(beside / "uc_path.py")
 
 
 IN_PYTHON = "belongs to Python's standard library|cannot be imported"

@@ -10,7 +10,7 @@ from gradstats import estimators as families
 from gradstats.integrations.trl import use_estimator
 from gradstats.integrations.trl.contract import Generation, intercept
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quick_collections")]
 PROMPTS = [{"prompt": prompt} for prompt in ("one", "two three", "six") for _ in range(GROUP_SIZE)]
 
 
