@@ -16,7 +16,7 @@ from gradstats.runs.analysis import RunResult, analyse, claim_results, make_room
 from gradstats.runs.claims import joined
 from gradstats.runs.directory import RUN_DIRECTORY, RunDirectory
 from gradstats.runs.growth import read_plan
-from gradstats.runs.measuring_step import is_measured, measure_shards, measures_advantages
+from gradstats.runs.measuring_step import is_measured, measure_shards
 from gradstats.runs.ranks import agreed, is_first, joined_ranks, n_ranks
 from gradstats.runs.regrading import RewardSetting, finish_regrading, regrade_shards
 from gradstats.runs.sampling_step import experiment_problems, is_sampled, sample_shards
@@ -24,6 +24,7 @@ from gradstats.runs.tracking import Tracking, require_tracker
 from gradstats.runs.validate import check_names
 from gradstats.runs.values_step import has_values, make_values
 from gradstats.runs.watching import let_workers_make
+from gradstats.runs.weightings import possible_weightings
 from gradstats.runs.workers import require_execution
 from gradstats.system.lock import Company, only_writer
 from gradstats.system.outputs import claim, refuse_links
@@ -116,7 +117,7 @@ def make_shards(run: RunDirectory, progress: bool) -> None:
     progress = progress and is_first()
     sample_shards(run, progress)
     steps = (measure_shards, make_values)
-    for step in reversed(steps) if measures_advantages(run) else steps:
+    for step in reversed(steps) if possible_weightings(run.experiment).advantages else steps:  # made of values
         step(run, progress)
 
 
