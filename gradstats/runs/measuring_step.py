@@ -159,7 +159,12 @@ def _measure(
                     if measured is not old and is_first():
                         shards.write_one(number, measured)
                 others = np.flatnonzero(~np.isin(table.prompt_id, [*(chosen or ())]))
-                proxies = _proxies_of(session, table.select(others), claim) if len(others) else {}
+                proxies: dict[str, np.ndarray] = {}
+                if len(others):
+                    rest = table.select(others)
+                    found = session.token_statistics(rest)
+                    claim.chunk(len(rest), int(rest.times.sum()))
+                    proxies = forward_proxies(found["logprobs"], found["entropy"], found["sum_pi_squared"], rest.masks)
                 if is_first():
                     scored.write_one(number, ForwardProxies.of(table, others, proxies))
 
@@ -265,13 +270,6 @@ def _known(measured: Measurement) -> set[tuple[str, int]]:
     """Return the completions that were measured, those without a finite gradient included."""
     found = {*zip(measured.rollouts.prompt_id.tolist(), measured.rollouts.sample_id.tolist(), strict=True)}
     return found | {(str(prompt), int(sample)) for prompt, sample in measured.metadata.get("not_finite", ())}
-
-
-def _proxies_of(session: MeasuringSession, rollouts: Rollouts, report: Report) -> dict[str, np.ndarray]:
-    """Return the proxies of completions that are not measured, by a forward pass."""
-    found = session.token_statistics(rollouts)
-    report.chunk(len(rollouts), int(rollouts.times.sum()))
-    return forward_proxies(found["logprobs"], found["entropy"], found["sum_pi_squared"], rollouts.masks)
 
 
 def _refuse_other_advantages(

@@ -69,7 +69,8 @@ def run_experiment(experiment: Experiment, path: Path, *, progress: bool = True)
 
             if run.alone and is_first():
                 follow()
-            if experiment.execution.several and n_ranks() == 1 and not _is_made(run):
+            is_made = is_sampled(run) and is_measured(run) and has_values(run)
+            if experiment.execution.several and n_ranks() == 1 and not is_made:
                 let_workers_make(run, progress)
             else:
                 make_shards(run, progress)
@@ -106,10 +107,6 @@ def has_results(experiment: Experiment, path: Path) -> bool:
     """Return whether a run has been analysed with just these settings."""
     recorded = path / "experiment.yaml"
     return (path / _PAGE).exists() and read_recorded_experiment(recorded).to_yaml() == experiment.to_yaml()
-
-
-def _is_made(run: RunDirectory) -> bool:
-    return is_sampled(run) and is_measured(run) and has_values(run)
 
 
 def make_shards(run: RunDirectory, progress: bool) -> None:
@@ -152,21 +149,17 @@ def regrade_run(
         read_recorded_experiment(previous)
         # Read again: a pending change may have named another reward.
         experiment = load_experiment_file(previous, trust=trust, ignored=unused)
+        sampling = experiment.sampling.model_copy(update={} if reward is None else {"reward": reward})
+        run = RunDirectory(path, experiment.model_copy(update={"sampling": sampling}))
         with code_beside(experiment.folder):
-            return _regrade(path, experiment, reward, progress)
-
-
-def _regrade(path: Path, experiment: Experiment, reward: RewardSetting, progress: bool) -> RunResult | None:
-    sampling = experiment.sampling.model_copy(update={} if reward is None else {"reward": reward})
-    run = RunDirectory(path, experiment.model_copy(update={"sampling": sampling}))
-    claim_results(run, questions_of(run.experiment))
-    run.remove_partials()
-    run.take_over(without=ungraded_sentence(run.read_manifest().get("grading")))
-    with run.step("regrading"):
-        problems = experiment_problems(experiment, read_plan(run.rollouts).get("revisions", {}))
-        regrade_shards(path, problems, sampling.reward, progress)
-        warn_ungraded(read_rollouts(run.rollouts, partial=True).metadata.get("grading"))
-    if not is_measured(run):
-        make_room(run, {}, {"rewards": None})
-        return None
-    return analyse(run, progress)
+            claim_results(run, questions_of(run.experiment))
+            run.remove_partials()
+            run.take_over(without=ungraded_sentence(run.read_manifest().get("grading")))
+            with run.step("regrading"):
+                problems = experiment_problems(experiment, read_plan(run.rollouts).get("revisions", {}))
+                regrade_shards(path, problems, sampling.reward, progress)
+                warn_ungraded(read_rollouts(run.rollouts, partial=True).metadata.get("grading"))
+            if not is_measured(run):
+                make_room(run, {}, {"rewards": None})
+                return None
+            return analyse(run, progress)
