@@ -13,7 +13,7 @@ from .rollouts import read_log as read_log
 # their gradients
 from .gradients import measure as measure
 from .gradients import AdamMetric as AdamMetric
-from .runs.second_moments import estimate_second_moments as estimate_second_moments
+from .gradients.second_moments import estimate_second_moments as estimate_second_moments
 from .measurement import Measurement as Measurement
 from .measurement import read_measurement as read_measurement
 

@@ -328,12 +328,12 @@ def measure(
     """
     import gradstats
     from gradstats.gradients.parameters import n_block_sketches
+    from gradstats.gradients.second_moments import metric_and_rest
     from gradstats.measurement.disk_size import measured_bytes, require_space
     from gradstats.measurement.measurement import MEASUREMENT, claim_measurement
     from gradstats.measurement.token_scores import remark_on_precision
     from gradstats.report.saved_results import refuse_inside_run, writing_into
     from gradstats.rollouts.table import read_rollouts
-    from gradstats.runs.second_moments import metric_and_rest
     from gradstats.system.outputs import claim
     from gradstats.system.shards import remove_shards, shards_folder
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 
 from gradstats.config.options import TOKEN_BUDGET
 from gradstats.config.sections import MeasurementSection
+from gradstats.estimators.batch import Batch
 from gradstats.gradients.adapter import adapter_residual, refuse_without_adapter, with_residuals
 from gradstats.gradients.arithmetic import in_one_order
 from gradstats.gradients.attention import (
@@ -71,6 +73,12 @@ from gradstats.policy.sharding import is_sharded
 from gradstats.rollouts.table import Rollouts
 from gradstats.system.environment import version_of
 from gradstats.system.outputs import differing_entry
+
+
+class _Scored(SimpleNamespace):
+    """Completions with what is known of their tokens before gradients are measured."""
+
+    rollouts: Rollouts
 
 
 def _as_reference(reference: object, policy: Policy) -> Policy:
@@ -244,6 +252,12 @@ class MeasuringSession:
         self.checked_later = sequence_to_check(rollouts)
 
     @uncompiled()
+    def scored_batch(self, rollouts: Rollouts) -> Batch:
+        """Return the batch of everything that is known before gradients are measured, from a forward pass."""
+        columns = {"old_logprobs": "sampler_logprobs", "proximal_logprobs": "proximal_logprobs"}
+        recorded = {field: rollouts.recorded_logprobs(column) for field, column in columns.items()}
+        return Batch.from_measurement(_Scored(rollouts=rollouts, **recorded, **self.token_statistics(rollouts)))
+
     def token_statistics(self, rollouts: Rollouts) -> dict[str, list[np.ndarray]]:
         """Score rollouts by a forward pass alone: quantity → one array (T_i,) per completion.
 

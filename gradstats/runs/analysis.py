@@ -149,24 +149,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class RunResult:
-    """The results of a run, and where they are written.
-
-    Attributes:
-        run: the run directory.
-        measured: the measurement.
-        alpha: the length-scaling fit with its diagnostics, or None where the data do not allow one (the notes state
-            why).
-        comparison: the variance comparison; None as for ``alpha``.
-        paths: the files of results, figures and tables.
-        gap: the distance of sampler and scorer, or None where the sampler recorded no log-probabilities.
-    """
+    """The results of a run, and where they are written."""
 
     run: RunDirectory
     measured: Measurement
-    alpha: AlphaReport | None
-    comparison: VarianceComparison | None
-    paths: list[Path]
-    gap: SamplerGap | None = None
+    alpha: AlphaReport | None  # the fit with its diagnostics; None where the data do not allow one (the notes say why)
+    comparison: VarianceComparison | None  # None as for ``alpha``
+    paths: list[Path]  # of results, figures and tables
+    gap: SamplerGap | None = None  # of sampler and scorer; None where the sampler recorded no log-probabilities
 
     @property
     def fit(self) -> LengthScalingFit | None:
@@ -212,12 +202,8 @@ def _analyse(run: RunDirectory, measured: Measurement, questions: Sequence[str],
         report.doing("figures")
         drawn = None
         if results:
-            style = run.experiment.figures
-            drawn = attempt(
-                run,
-                "figures",
-                lambda: draw_run_for_report(read_results(run.path), run.path / "figures", style),
-            )
+            figures, style = run.path / "figures", run.experiment.figures
+            drawn = attempt(run, "figures", lambda: draw_run_for_report(read_results(run.path), figures, style))
             paths += [] if drawn is None else drawn.paths
     report.doing("report")
     run.write_manifest(measured, paths, gap, computed_with)

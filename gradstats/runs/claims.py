@@ -77,12 +77,10 @@ class Board:
 
     def look_now_and_then(self) -> bool:
         """Show what all processes have done, unless that was shown just before; return whether it was done now."""
-        now = time.monotonic()
-        if now - self._looked < BETWEEN_LOOKS:
-            return False
-        self._looked = now
-        self.look()
-        return True
+        if due := time.monotonic() - self._looked >= BETWEEN_LOOKS:
+            self._looked = time.monotonic()
+            self.look()
+        return due
 
     def look(self) -> None:
         """Show what all processes have done."""

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -109,7 +110,11 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
     per_step = (time.perf_counter() - start) / trial.max_new_tokens
     selection = select_parameters(policy.model, experiment.measurement.params, experiment.measurement.blocks)
     if adam_section(experiment.measurement.metric) is not None:  # what P holds changes neither time nor memory
-        selection = replace(selection, preconditioner={n: _ones(one) for n, one in selection.parameters.items()})
+        ones = {
+            name: torch.ones_like(one, dtype=torch.promote_types(one.dtype, torch.float32), requires_grad=False)
+            for name, one in selection.parameters.items()
+        }
+        selection = replace(selection, preconditioner=ones)
     longest = _longest_rollouts(plan, cap)
     engine = _engine_name(experiment.measurement, policy, selection)
     possible = possible_weightings(experiment)
@@ -155,7 +160,7 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
         n_weightings,
         experiment.is_off_policy,
         len(possible.of_equal_ratios),
-        _seconds_of_pass(policy, longest, _hidden) if experiment.values.fitted else 0.0,
+        _seconds_of_pass(policy, longest, partial(hidden_states, progress=False)) if experiment.values.fitted else 0.0,
         per_step * cap * math.ceil(continuations),
         sum(one.numel() * one.element_size() for one in selection.preconditioner.values()) / GIB,
         loading_seconds,
@@ -189,10 +194,6 @@ def _devices(experiment: Experiment) -> str:
     return f"{what}: {execution.workers}, {settled.given_to_each()}{there}"
 
 
-def _ones(parameter: torch.Tensor) -> torch.Tensor:
-    return torch.ones_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32), requires_grad=False)
-
-
 def _seconds_of_pass(policy: Policy, longest: Rollouts, forward: Callable[[Policy, Rollouts], object]) -> float:
     """Extrapolate the time of a forward pass over all completions from a few sequences that are cut short."""
     trial = _cut_short(policy, longest, range(min(4, len(longest))))
@@ -203,10 +204,6 @@ def _seconds_of_pass(policy: Policy, longest: Rollouts, forward: Callable[[Polic
 
 def _scored(policy: Policy, rollouts: Rollouts) -> object:
     return token_statistics(policy, make_chunk(rollouts, range(len(rollouts)), policy.device, policy.dtype))
-
-
-def _hidden(policy: Policy, rollouts: Rollouts) -> object:
-    return hidden_states(policy, rollouts, progress=False)
 
 
 def _cut_short(policy: Policy, longest: Rollouts, rows: Sequence[int] | np.ndarray) -> Rollouts:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gradstats.config.options import estimate_section
 from gradstats.config.sections import MeasurementSection
-from gradstats.estimators.recipes.weightings import is_of_estimator
+from gradstats.estimators.recipes.weightings import advantages_of, is_of_estimator
 from gradstats.measurement.disk_size import measured_bytes, require_space
 from gradstats.measurement.measurement import (
     Measurement,
@@ -28,13 +29,7 @@ from gradstats.runs.directory import RunDirectory
 from gradstats.runs.growth import RESTORE, drawn_shards, read_plan, settings_digest
 from gradstats.runs.ranks import agreed, is_first
 from gradstats.runs.sampling_step import experiment_policy, n_planned_shards, reference_policy
-from gradstats.runs.weightings import (
-    advantages_of,
-    needed_weightings,
-    possible_weightings,
-    spread_of_ratios,
-    weightings_of,
-)
+from gradstats.runs.weightings import needed_weightings, possible_weightings, spread_of_ratios, weightings_of
 from gradstats.system.files import FORMAT, read_json, write_json
 from gradstats.system.progress import Report, progress_bar
 from gradstats.system.shards import PLAN, Shards, read_origin
@@ -70,11 +65,6 @@ def _complete(run: RunDirectory) -> dict[str, int | None]:
 def measured_prompts(run: RunDirectory) -> frozenset[str] | None:
     """Return the prompts that a run measures, a random sample; None where nothing else was ever asked for than all."""
     return frozenset(run.measuring_order()[: run.experiment.measurement.n_prompts]) if run.measures_part else None
-
-
-def measures_advantages(run: RunDirectory) -> bool:
-    """Return whether a run measures advantages from state values, which have to be made before."""
-    return bool(possible_weightings(run.experiment).advantages)
 
 
 def measure_shards(run: RunDirectory, progress: bool) -> None:
@@ -130,10 +120,8 @@ def _measure(
 ) -> None:
     section = run.experiment.measurement
     if section.second_moments is not None:
-        from gradstats.runs.second_moments import with_estimated_moments
-
         with run.turn():
-            tables, section = with_estimated_moments(run, tables, progress)
+            tables, section = _with_estimated_moments(run, tables, progress)
     chosen, parts = measured_prompts(run), dict(enumerate(tables))
     if chosen is not None:
         masks = (np.isin(table.prompt_id, [*chosen]) for table in tables)
@@ -171,7 +159,12 @@ def _measure(
                     if measured is not old and is_first():
                         shards.write_one(number, measured)
                 others = np.flatnonzero(~np.isin(table.prompt_id, [*(chosen or ())]))
-                proxies = _proxies_of(session, table.select(others), claim) if len(others) else {}
+                proxies: dict[str, np.ndarray] = {}
+                if len(others):
+                    rest = table.select(others)
+                    found = session.token_statistics(rest)
+                    claim.chunk(len(rest), int(rest.times.sum()))
+                    proxies = forward_proxies(found["logprobs"], found["entropy"], found["sum_pi_squared"], rest.masks)
                 if is_first():
                     scored.write_one(number, ForwardProxies.of(table, others, proxies))
 
@@ -195,6 +188,45 @@ def _measure(
                     shards.write_one(number, measured)
 
             make_missing(Board(shards, sizes, report, is_measured), run.spent, measure)
+
+
+def _with_estimated_moments(
+    run: RunDirectory, tables: list[Rollouts], progress: bool
+) -> tuple[list[Rollouts], MeasurementSection]:
+    """Return the completions that a run measures, and with which settings, where it estimates second moments.
+
+    The moments are written to the run's measurement once, before anything is measured, and read from there afterwards:
+    prompts that a run gains later are measured in the same metric.
+
+    Raises:
+        ValueError: where moments on file were estimated from prompts of the run, or a shard would be empty.
+    """
+    section, rollouts = run.experiment.measurement, Rollouts.concatenate(tables)
+    assert section.second_moments is not None
+    from gradstats.gradients.metric import prompt_digests, prompts_of_moments, refuse_estimated_from
+    from gradstats.gradients.second_moments import estimated_metric, set_aside
+
+    estimate = estimate_section(section.second_moments)
+    if estimate is None:
+        # Before the first shard: the last one may hold the prompt.
+        refuse_estimated_from(prompts_of_moments(section.second_moments), rollouts)
+        return tables, section
+    file = run.measurement / "second_moments.safetensors"
+    aside = rollouts.select(set_aside(rollouts, estimate.share))
+    prompts = prompts_of_moments(file) if file.exists() else frozenset(prompt_digests(aside))
+    kept = [np.flatnonzero([digest not in prompts for digest in prompt_digests(table)]) for table in tables]
+    n_empty = sum(not len(rows) for rows in kept)
+    if n_empty:
+        raise ValueError(
+            f"{n_empty} of the {len(tables)} shards of {run.path} hold only prompts that are set aside for the "
+            "estimate of second moments: raise sampling.batch_size to the completions of several prompts, or lower "
+            "share"
+        )
+    if not file.exists():
+        policy = experiment_policy(run.experiment, read_plan(run.rollouts).get("revisions", {}), progress)
+        estimated_metric(policy, aside, section, progress).save(file)
+    measured = [table.select(rows) for table, rows in zip(tables, kept, strict=True)]
+    return measured, section.model_copy(update={"second_moments": str(file)})
 
 
 def _measured(
@@ -238,13 +270,6 @@ def _known(measured: Measurement) -> set[tuple[str, int]]:
     """Return the completions that were measured, those without a finite gradient included."""
     found = {*zip(measured.rollouts.prompt_id.tolist(), measured.rollouts.sample_id.tolist(), strict=True)}
     return found | {(str(prompt), int(sample)) for prompt, sample in measured.metadata.get("not_finite", ())}
-
-
-def _proxies_of(session: MeasuringSession, rollouts: Rollouts, report: Report) -> dict[str, np.ndarray]:
-    """Return the proxies of completions that are not measured, by a forward pass."""
-    found = session.token_statistics(rollouts)
-    report.chunk(len(rollouts), int(rollouts.times.sum()))
-    return forward_proxies(found["logprobs"], found["entropy"], found["sum_pi_squared"], rollouts.masks)
 
 
 def _refuse_other_advantages(

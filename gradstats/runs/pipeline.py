@@ -16,7 +16,7 @@ from gradstats.runs.analysis import RunResult, analyse, claim_results, make_room
 from gradstats.runs.claims import joined
 from gradstats.runs.directory import RUN_DIRECTORY, RunDirectory
 from gradstats.runs.growth import read_plan
-from gradstats.runs.measuring_step import is_measured, measure_shards, measures_advantages
+from gradstats.runs.measuring_step import is_measured, measure_shards
 from gradstats.runs.ranks import agreed, is_first, joined_ranks, n_ranks
 from gradstats.runs.regrading import RewardSetting, finish_regrading, regrade_shards
 from gradstats.runs.sampling_step import experiment_problems, is_sampled, sample_shards
@@ -24,6 +24,7 @@ from gradstats.runs.tracking import Tracking, require_tracker
 from gradstats.runs.validate import check_names
 from gradstats.runs.values_step import has_values, make_values
 from gradstats.runs.watching import let_workers_make
+from gradstats.runs.weightings import possible_weightings
 from gradstats.runs.workers import require_execution
 from gradstats.system.lock import Company, only_writer
 from gradstats.system.outputs import claim, refuse_links
@@ -68,7 +69,8 @@ def run_experiment(experiment: Experiment, path: Path, *, progress: bool = True)
 
             if run.alone and is_first():
                 follow()
-            if experiment.execution.several and n_ranks() == 1 and not _is_made(run):
+            is_made = is_sampled(run) and is_measured(run) and has_values(run)
+            if experiment.execution.several and n_ranks() == 1 and not is_made:
                 let_workers_make(run, progress)
             else:
                 make_shards(run, progress)
@@ -107,16 +109,12 @@ def has_results(experiment: Experiment, path: Path) -> bool:
     return (path / _PAGE).exists() and read_recorded_experiment(recorded).to_yaml() == experiment.to_yaml()
 
 
-def _is_made(run: RunDirectory) -> bool:
-    return is_sampled(run) and is_measured(run) and has_values(run)
-
-
 def make_shards(run: RunDirectory, progress: bool) -> None:
     """Sample, measure and make state values, together with the other processes of the run."""
     progress = progress and is_first()
     sample_shards(run, progress)
     steps = (measure_shards, make_values)
-    for step in reversed(steps) if measures_advantages(run) else steps:
+    for step in reversed(steps) if possible_weightings(run.experiment).advantages else steps:  # made of values
         step(run, progress)
 
 
@@ -151,21 +149,17 @@ def regrade_run(
         read_recorded_experiment(previous)
         # Read again: a pending change may have named another reward.
         experiment = load_experiment_file(previous, trust=trust, ignored=unused)
+        sampling = experiment.sampling.model_copy(update={} if reward is None else {"reward": reward})
+        run = RunDirectory(path, experiment.model_copy(update={"sampling": sampling}))
         with code_beside(experiment.folder):
-            return _regrade(path, experiment, reward, progress)
-
-
-def _regrade(path: Path, experiment: Experiment, reward: RewardSetting, progress: bool) -> RunResult | None:
-    sampling = experiment.sampling.model_copy(update={} if reward is None else {"reward": reward})
-    run = RunDirectory(path, experiment.model_copy(update={"sampling": sampling}))
-    claim_results(run, questions_of(run.experiment))
-    run.remove_partials()
-    run.take_over(without=ungraded_sentence(run.read_manifest().get("grading")))
-    with run.step("regrading"):
-        problems = experiment_problems(experiment, read_plan(run.rollouts).get("revisions", {}))
-        regrade_shards(path, problems, sampling.reward, progress)
-        warn_ungraded(read_rollouts(run.rollouts, partial=True).metadata.get("grading"))
-    if not is_measured(run):
-        make_room(run, {}, {"rewards": None})
-        return None
-    return analyse(run, progress)
+            claim_results(run, questions_of(run.experiment))
+            run.remove_partials()
+            run.take_over(without=ungraded_sentence(run.read_manifest().get("grading")))
+            with run.step("regrading"):
+                problems = experiment_problems(experiment, read_plan(run.rollouts).get("revisions", {}))
+                regrade_shards(path, problems, sampling.reward, progress)
+                warn_ungraded(read_rollouts(run.rollouts, partial=True).metadata.get("grading"))
+            if not is_measured(run):
+                make_room(run, {}, {"rewards": None})
+                return None
+            return analyse(run, progress)

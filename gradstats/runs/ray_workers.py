@@ -15,7 +15,7 @@ from typing import Any
 
 from gradstats.config.sections import ExecutionSection
 from gradstats.runs.directory import CALLS, RunDirectory
-from gradstats.runs.workers import LocalWorker, Task, Worker, WorkerDiedError
+from gradstats.runs.workers import LocalWorker, Task, WorkerDiedError
 from gradstats.system.progress import ProgressReport
 
 # How often ray starts a worker again.
@@ -67,7 +67,7 @@ def _require_cluster(address: str) -> None:
         ) from error
 
 
-def workers_of_ray(run: RunDirectory, section: ExecutionSection, report: ProgressReport) -> list[Worker]:
+def workers_of_ray(run: RunDirectory, section: ExecutionSection, report: ProgressReport) -> list[RayWorker]:
     """Start the workers of a run, and say what each is given where there are GPUs."""
     ray = _ray()
     if ray.cluster_resources().get("GPU", 0):

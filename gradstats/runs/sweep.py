@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 from gradstats.config.experiment import Experiment
 from gradstats.config.sweep import Cell, Sweep, load_sweep
@@ -75,7 +74,8 @@ def run_sweep(
     result = None
 
     def begin(company: Company) -> bool:
-        refuse_links(folder, cells=_cell_names(folder, sweep))
+        earlier = read_sweep_list(folder).settings if (folder / LISTED).is_file() else ()
+        refuse_links(folder, cells=[*(cell.name for cell in sweep.cells), *earlier])
         if company.alone:
             remove_partials(folder)
         _list_cells(folder, sweep)
@@ -117,12 +117,6 @@ def _cluster_of(first: Experiment) -> AbstractContextManager[object]:
     return connected(first.execution, first.policy.device)
 
 
-def _cell_names(folder: Path, sweep: Sweep) -> list[str]:
-    """Return the names of the cells, those of earlier calls included."""
-    earlier = read_sweep_list(folder).settings if (folder / LISTED).is_file() else ()
-    return [*(cell.name for cell in sweep.cells), *earlier]
-
-
 def _list_cells(folder: Path, sweep: Sweep) -> None:
     """Write which cells there are, those of earlier calls included, as long as they are there."""
     recorded = {cell.name: flat_settings(cell.experiment) for cell in sweep.cells}
@@ -154,17 +148,13 @@ def check_cells(sweep: Sweep) -> None:
                 raise ValueError(f"{cell.name}: {error}") from error
 
 
-def draws_alike(one: Experiment, other: Experiment) -> bool:
-    """Return whether two experiments draw the same completions, whatever is measured of them."""
-    return _drawing(one) == _drawing(other)
-
-
-def _drawing(experiment: Experiment) -> dict[str, Any]:
-    """Return the settings that decide which completions are drawn."""
-    settings = experiment.settled_settings("samples")
-    if experiment.sampling.temperature is not None:  # else the sampler takes that of the policy
-        del settings["policy.temperature"]
-    return settings
+def draws_alike(*experiments: Experiment) -> bool:
+    """Return whether experiments draw the same completions, whatever is measured of them."""
+    drawing = [one.settled_settings("samples") for one in experiments]
+    for settings, one in zip(drawing, experiments, strict=True):
+        if one.sampling.temperature is not None:  # else the sampler takes that of the policy
+            del settings["policy.temperature"]
+    return all(settings == drawing[0] for settings in drawing)
 
 
 def _share(folder: Path, cell: Cell, finished: Sequence[Cell]) -> None:
@@ -176,10 +166,13 @@ def _share(folder: Path, cell: Cell, finished: Sequence[Cell]) -> None:
     source = next((one for one in finished if draws_alike(one.experiment, cell.experiment)), None)
     if path.exists() or source is None:
         return
-    alike = _measured_alike(source.experiment, cell.experiment)
+    measured, other = [
+        (one.settled_settings(), one.variance.estimators, one.variance.reference)  # which decide on the weightings
+        for one in (source.experiment, cell.experiment)
+    ]
     with only_writer(folder / source.name, wait=True), atomic_path(path) as partial:
         partial.mkdir()
-        for name in ("rollouts", "measurement") if alike else ("rollouts",):
+        for name in ("rollouts", "measurement") if measured == other else ("rollouts",):
             shutil.copytree(
                 folder / source.name / name,
                 partial / name,
@@ -187,12 +180,6 @@ def _share(folder: Path, cell: Cell, finished: Sequence[Cell]) -> None:
                 ignore=shutil.ignore_patterns(LOCK, PARTIAL),
             )
         write_recorded_experiment(partial / "experiment.yaml", cell.experiment.to_yaml())
-
-
-def _measured_alike(one: Experiment, other: Experiment) -> bool:
-    """Return whether two experiments measure the same, with the weightings that the same estimators need."""
-    estimators = [(each.variance.estimators, each.variance.reference) for each in (one, other)]
-    return one.settled_settings() == other.settled_settings() and estimators[0] == estimators[1]
 
 
 def _link(source: str, target: str) -> str:

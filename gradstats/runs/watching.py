@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.claims import BETWEEN_LOOKS, Board
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.growth import rounds_of
-from gradstats.runs.workers import Worker, WorkerDiedError, local_workers
+from gradstats.runs.workers import LocalWorker, WorkerDiedError, local_workers
 from gradstats.system.files import read_json
 from gradstats.system.progress import ProgressReport, finishing_current_shard, progress_bar
 from gradstats.system.shards import PLAN, Shards, n_planned
 
+if TYPE_CHECKING:
+    from gradstats.runs.ray_workers import RayWorker
+
 
 @contextmanager
-def _started(run: RunDirectory, report: ProgressReport) -> Iterator[list[Worker]]:
+def _started(run: RunDirectory, report: ProgressReport) -> Iterator[Sequence[LocalWorker | RayWorker]]:
     """Lend the workers of a run, which do not outlive the context."""
-    execution, workers = run.experiment.execution, list[Worker]()
+    execution = run.experiment.execution
     with ExitStack() as opened:
+        workers: Sequence[LocalWorker | RayWorker]
         if execution.executor == "ray":
             from gradstats.runs.ray_workers import connected, workers_of_ray
 

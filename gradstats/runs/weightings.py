@@ -17,10 +17,11 @@ from gradstats.estimators import Batch, Recipe
 from gradstats.estimators.by_label import trial_batch
 from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED, largest_chi_squared
 from gradstats.estimators.recipes.weightings import (
-    Unmeasured,
+    advantages_of,
     is_of_estimator,
     own_advantages,
     own_name,
+    ragged,
     weighting_names,
     weightings_by_name,
 )
@@ -35,19 +36,6 @@ if TYPE_CHECKING:
 #: Of the first shard of completions that the scored weights drew: the same kernels leave 1e-7, and a forward pass of
 #: every other shard, in each part of a run, would show no more.
 _CLEARLY_NEGLIGIBLE = NEGLIGIBLE_CHI_SQUARED / 100
-
-
-class _Scored(SimpleNamespace):
-    """Completions with what is known of their tokens before gradients are measured."""
-
-    rollouts: Rollouts
-
-
-def scored_batch(session: MeasuringSession, rollouts: Rollouts) -> Batch:
-    """Return the batch of everything that is known before gradients are measured, from a forward pass."""
-    columns = {"old_logprobs": "sampler_logprobs", "proximal_logprobs": "proximal_logprobs"}
-    recorded = {field: rollouts.recorded_logprobs(column) for field, column in columns.items()}
-    return Batch.from_measurement(_Scored(rollouts=rollouts, **recorded, **session.token_statistics(rollouts)))
 
 
 @dataclass(frozen=True)
@@ -119,7 +107,7 @@ def needed_weightings(
     """
     if possible.off_policy == possible.always or any("sampler_logprobs" not in table.frame for table in tables):
         return possible.of_equal_ratios
-    recorded = (recorded_differences(_Scored(rollouts=table, metadata=metadata)) for table in tables)
+    recorded = (recorded_differences(SimpleNamespace(rollouts=table, metadata=metadata)) for table in tables)
     if target == "importance" or (target == "auto" and any(recorded)):
         return possible.of_any_ratios
     drawn_by_it = all(same_weights_recorded(table.metadata.get("policy"), metadata.get("policy")) for table in tables)
@@ -136,7 +124,7 @@ def needed_weightings(
 
 def spread_of_ratios(session: MeasuringSession, rollouts: Rollouts) -> float:
     """Return the greatest :math:`χ^2` of some completions times their number, from a forward pass."""
-    return largest_chi_squared(scored_batch(session, rollouts)) * len(rollouts)
+    return largest_chi_squared(session.scored_batch(rollouts)) * len(rollouts)
 
 
 def weightings_of(
@@ -152,24 +140,9 @@ def weightings_of(
     names = tuple(names)
     found: dict[str, list[np.ndarray]] = {}
     if others := tuple(name for name in names if not is_of_estimator(name)):
-        found |= _ragged(rollouts, weightings_by_name(others, scored_batch(session, rollouts)))
+        found |= ragged(rollouts, weightings_by_name(others, session.scored_batch(rollouts)))
     found |= advantages_of(rollouts, filter(is_of_estimator, names), values or {})
     return {name: found[name] for name in names} or None
-
-
-def advantages_of(
-    rollouts: Rollouts, names: Iterable[str], values: Mapping[str, list[np.ndarray]]
-) -> dict[str, list[np.ndarray]]:
-    """Return advantages from state values, by name, one weight per token; no policy takes part."""
-    if not (names := tuple(names)):
-        return {}
-    batch = Batch.from_measurement(Unmeasured(rollouts, **values))
-    return _ragged(rollouts, weightings_by_name(names, batch))
-
-
-def _ragged(rollouts: Rollouts, padded: Mapping[str, np.ndarray]) -> dict[str, list[np.ndarray]]:
-    widths = [len(mask) for mask in rollouts.masks]
-    return {name: [row[:width] for row, width in zip(rows, widths, strict=True)] for name, rows in padded.items()}
 
 
 def trial_batch_of(experiment: Experiment) -> Batch:

@@ -15,7 +15,6 @@ import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from gradstats.config.sections import ExecutionSection
 from gradstats.runs.directory import RunDirectory
@@ -45,22 +44,6 @@ def require_execution(section: ExecutionSection) -> None:
             f"execution.gpus_per_worker is {section.gpus_per_worker}, but each of the {section.ranks_per_worker} ranks "
             f"of a worker needs a GPU of its own: set it to {section.ranks_per_worker}"
         )
-
-
-class Worker(Protocol):
-    """A worker, wherever it is."""
-
-    def is_running(self) -> bool:
-        """Return whether it has not ended; raise the error that ended it."""
-        ...
-
-    def stop(self) -> None:
-        """Let it end when its current shard is finished."""
-        ...
-
-    def kill(self) -> None:
-        """End it at once."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -137,7 +120,7 @@ class LocalWorker:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def local_workers(run: RunDirectory) -> list[Worker]:
+def local_workers(run: RunDirectory) -> list[LocalWorker]:
     """Start the workers of a run on this machine."""
     n_gpus = _n_gpus()
     settled = run.experiment.execution.with_gpus(run.experiment.policy.device, n_gpus)

@@ -12,7 +12,7 @@ from small_runs import sampled_and_measured, small_experiment
 import gradstats as gs
 from gradstats.gradients.checks.self_check import checked_rows
 from gradstats.gradients.metric import prompt_digests
-from gradstats.runs.second_moments import set_aside
+from gradstats.gradients.second_moments import set_aside
 from gradstats.runs.validate import check_names
 
 OPTIONS = {"prompts_per_batch": 2, "progress": False}

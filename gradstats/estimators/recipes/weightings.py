@@ -18,7 +18,7 @@ values, and for ratios of 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -141,6 +141,22 @@ class Unmeasured:
     fitted_values: Sequence[Float[np.ndarray, "_"]] | None = None  # of a fitted head
 
 
+def ragged(rollouts: CompletionTable, padded: Mapping[str, np.ndarray]) -> dict[str, list[np.ndarray]]:
+    """Return weightings by name without their padding: for each completion one weight per token."""
+    widths = [len(mask) for mask in rollouts.masks]
+    return {name: [row[:width] for row, width in zip(rows, widths, strict=True)] for name, rows in padded.items()}
+
+
+def advantages_of(
+    rollouts: CompletionTable, names: Iterable[str], values: Mapping[str, list[np.ndarray]]
+) -> dict[str, list[np.ndarray]]:
+    """Return advantages from state values, by name, one weight per token; no policy takes part."""
+    if not (names := tuple(names)):
+        return {}
+    batch = Batch.from_measurement(Unmeasured(rollouts, **values))
+    return ragged(rollouts, weightings_by_name(names, batch))
+
+
 def token_weightings(
     estimators: Sequence[str | Weighting],
     measured: MeasuredCompletions | CompletionTable,
@@ -163,7 +179,6 @@ def token_weightings(
     """
     known = measured if isinstance(measured, MeasuredCompletions) else Unmeasured(measured)
     batch = Batch.from_measurement(known, **({} if values is None else {"values": values}))
-    widths = [len(mask) for mask in known.rollouts.masks]
     found: dict[str, list[np.ndarray]] = {}
     for one in (get(estimator) for estimator in estimators):
         needed: dict[str, np.ndarray] = {}
@@ -178,8 +193,7 @@ def token_weightings(
                 )
             batch.require(one.needs, one.label)
             needed = weightings(one, batch)
-        for name, padded in needed.items():
-            found[name] = [row[:width] for row, width in zip(padded, widths, strict=True)]
+        found |= ragged(known.rollouts, needed)
     return found
 
 

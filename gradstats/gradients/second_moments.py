@@ -12,20 +12,10 @@ from gradstats.config.options import adam_section, estimate_section, refuse_corr
 from gradstats.config.sections import MeasurementSection
 from gradstats.estimators.estimator import Weighting
 from gradstats.gradients.measure import mean_square_gradients
-from gradstats.gradients.metric import (
-    AdamMetric,
-    prompt_digests,
-    prompts_of_moments,
-    read_metric,
-    refuse_estimated_from,
-)
+from gradstats.gradients.metric import AdamMetric, prompt_digests, read_metric
 from gradstats.gradients.session import MeasuringSession
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
-from gradstats.runs.directory import RunDirectory
-from gradstats.runs.growth import read_plan
-from gradstats.runs.sampling_step import experiment_policy
-from gradstats.runs.weightings import scored_batch
 from gradstats.system.progress import progress_bar
 
 
@@ -127,7 +117,7 @@ def _batches(rollouts: Rollouts, prompts_per_batch: int) -> list[np.ndarray]:
 
 def _weights(session: MeasuringSession, rollouts: Rollouts, estimator: Weighting) -> list[np.ndarray]:
     """Return the weight of each token of each completion in the sum of the gradients of the batch's groups."""
-    weights = estimator.weights(scored_batch(session, rollouts))
+    weights = estimator.weights(session.scored_batch(rollouts))
     if not np.isfinite(weights).all():
         raise ValueError(
             f"some weights of {estimator.label} are not finite: estimate second moments under another estimator"
@@ -137,42 +127,6 @@ def _weights(session: MeasuringSession, rollouts: Rollouts, estimator: Weighting
         np.broadcast_to(row, count) if row.ndim == 0 else row[:count]
         for row, count in zip(weights, counts, strict=True)
     ]
-
-
-def with_estimated_moments(
-    run: RunDirectory, tables: list[Rollouts], progress: bool
-) -> tuple[list[Rollouts], MeasurementSection]:
-    """Return the completions that a run measures, and with which settings, where it estimates second moments.
-
-    The moments are written to the run's measurement once, before anything is measured, and read from there afterwards:
-    prompts that a run gains later are measured in the same metric.
-
-    Raises:
-        ValueError: where moments on file were estimated from prompts of the run, or a shard would be empty.
-    """
-    section, rollouts = run.experiment.measurement, Rollouts.concatenate(tables)
-    assert section.second_moments is not None
-    estimate = estimate_section(section.second_moments)
-    if estimate is None:
-        # Before the first shard: the last one may hold the prompt.
-        refuse_estimated_from(prompts_of_moments(section.second_moments), rollouts)
-        return tables, section
-    file = run.measurement / "second_moments.safetensors"
-    aside = rollouts.select(set_aside(rollouts, estimate.share))
-    prompts = prompts_of_moments(file) if file.exists() else frozenset(prompt_digests(aside))
-    kept = [np.flatnonzero([digest not in prompts for digest in prompt_digests(table)]) for table in tables]
-    n_empty = sum(not len(rows) for rows in kept)
-    if n_empty:
-        raise ValueError(
-            f"{n_empty} of the {len(tables)} shards of {run.path} hold only prompts that are set aside for the "
-            "estimate of second moments: raise sampling.batch_size to the completions of several prompts, or lower "
-            "share"
-        )
-    if not file.exists():
-        policy = experiment_policy(run.experiment, read_plan(run.rollouts).get("revisions", {}), progress)
-        _estimated(policy, aside, section, progress).save(file)
-    measured = [table.select(rows) for table, rows in zip(tables, kept, strict=True)]
-    return measured, section.model_copy(update={"second_moments": str(file)})
 
 
 def metric_and_rest(
@@ -185,10 +139,10 @@ def metric_and_rest(
     if estimate is None:
         return read_metric(section.metric, section.second_moments, policy.model), rollouts
     aside = set_aside(rollouts, estimate.share)
-    return _estimated(policy, rollouts.select(aside), section, progress), rollouts.select(~aside)
+    return estimated_metric(policy, rollouts.select(aside), section, progress), rollouts.select(~aside)
 
 
-def _estimated(policy: Policy, aside: Rollouts, section: MeasurementSection, progress: bool) -> AdamMetric:
+def estimated_metric(policy: Policy, aside: Rollouts, section: MeasurementSection, progress: bool) -> AdamMetric:
     """Return the metric that is estimated from the completions that were set aside for it."""
     estimate = estimate_section(section.second_moments)
     assert estimate is not None
