@@ -5,19 +5,19 @@ a share (0.012 below, 0.006 above), what 400 show by 2.5 (0.034 and 0.018). Inte
 assume is so.
 """
 
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
 from programs import program
 
 from gradstats import estimators
-from gradstats.reference import EnumeratedPolicy
 from gradstats.stats.jackknife import mean_statistic
 
 simulation, page_of_tables = program("benchmarks/coverage.py"), program("benchmarks/coverage_page.py")
-exponents, heavy_tails, off_policy, optima = (
-    program(f"benchmarks/coverage_{name}.py") for name in ("exponent", "heavy_tails", "off_policy", "optima")
-)
+checks = simulation.checks
+populations = sys.modules["coverage_populations"]
 
 REPLICATIONS = 2000
 #: Data sets of a row in the slow tests, and at least in the file of variances.
@@ -33,7 +33,7 @@ def band_of(replications):
 
 
 def test_the_heavy_tailed_population_is_what_its_description_says():
-    batch, gram = heavy_tails.heavy_tailed_population()
+    batch, gram = populations.heavy_tailed_population()
     assert batch.sq_norms.sum() ** 2 / np.sum(batch.sq_norms**2) == pytest.approx(29.5, abs=0.05)
     assert np.log(batch.sq_norms).std() == pytest.approx(2.03, abs=0.005)
     np.testing.assert_array_equal(batch.group_sizes, np.full(96, 8))
@@ -42,43 +42,43 @@ def test_the_heavy_tailed_population_is_what_its_description_says():
     assert gram.shape == (768, 768)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_few_replications_run():
-    frame = simulation.alpha_coverage("prompts repeat", "ols", 30, 3)
+    cells = [cell for cell in checks.ALPHA_CELLS if cell[:3] == (30, "prompts repeat", "ols")]
+    frame = pd.concat([simulation.rows("alpha", cell, 3) for cell in cells])
     assert list(frame["interval"]) == ["t", "hc3", "cluster", "bootstrap"]
     assert list(frame["default"]) == [False, False, True, False]
-    assert list(simulation.alpha_coverage("prompts repeat", "ols", 30, 3, quick=True)["interval"]) == list(
-        frame["interval"].iloc[:3]
+    assert list(map(checks.slow, cells)) == [False, False, False, True]
+    assert simulation.rows("alpha", (30, "prompts repeat", "mundlak", "cluster"), 3)["true_alpha"].item() == (
+        pytest.approx(0.8742 - 0.7, abs=1e-4)
     )
-    mundlak = simulation.alpha_coverage("prompts repeat", "mundlak", 30, 3)
-    assert mundlak["true_alpha"].item() == pytest.approx(0.8742 - 0.7, abs=1e-4)
-    assert simulation.alpha_coverage(simulation.ONE_SLOPE, "mundlak", 30, 3)["true_alpha"].item() == 0.0
-    assert len(simulation.variance_coverage(2, 30, 2)) == 40  # eight quantities of five estimators
+    assert simulation.rows("alpha", (30, checks.ONE_SLOPE, "mundlak", "cluster"), 3)["true_alpha"].item() == 0.0
+    assert len(simulation.rows("variance", (2, 30), 2)) == 40  # eight quantities of five estimators
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [30, 100, 1000])
-@pytest.mark.parametrize("scenario", simulation.SCENARIOS)
+@pytest.mark.parametrize("scenario", checks.SCENARIOS)
 def test_intervals_of_alpha_cover(scenario, n):
     """Without the bootstrap and Theil–Sen, which take minutes; the file has them."""
     floor, ceiling = band_of(FEW)
-    for method in simulation.methods_of(scenario):
-        for row in simulation.alpha_coverage(scenario, method, n, FEW, quick=True).to_dict("records"):
-            if simulation.claimed(scenario, method, row["interval"]):
-                assert floor <= row["coverage"] <= ceiling, row
+    for cell in checks.ALPHA_CELLS:
+        if cell[:2] == (n, scenario) and not checks.slow(cell) and checks.claimed(*cell[1:]):
+            assert floor <= simulation.rows("alpha", cell, FEW)["coverage"].item() <= ceiling, cell
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("group_size", "n_prompts"), simulation.VARIANCE_SIZES)
-def test_intervals_of_variances_cover(group_size, n_prompts):
+@pytest.mark.parametrize("size", checks.VARIANCE_SIZES)
+def test_intervals_of_variances_cover(size):
     floor, ceiling = band_of(FEW)
-    for row in simulation.variance_coverage(group_size, n_prompts, FEW).to_dict("records"):
+    for row in simulation.rows("variance", size, FEW).to_dict("records"):
         assert row["coverage"] >= floor, row
-        assert simulation.may_cover_more(row) or row["coverage"] <= ceiling, row
+        assert checks.may_cover_more(row) or row["coverage"] <= ceiling, row
 
 
 def test_the_tables_of_the_page_are_those_of_the_files():
     page = page_of_tables.PAGE.read_text(encoding="utf-8")
-    heavy = pd.read_csv(heavy_tails.TABLE)
+    heavy = pd.read_csv(simulation.FOLDER / "coverage_heavy_tails.csv")
     heavy = heavy.assign(coverage=heavy["covered"] / heavy["data_sets"])
     carried = heavy[(heavy["effective"] >= 15) & ~heavy["batch_level"]].set_index(
         ["population", "quantity", "estimator"]
@@ -98,16 +98,16 @@ def test_the_committed_coverage_is_what_is_claimed():
     assert set(alpha["replications"]) == {REPLICATIONS}
     assert set(alpha["n"]) == {30, 100, 1000}
     for row in alpha.to_dict("records"):
-        if simulation.claimed(row["scenario"], row["method"], row["interval"]):
+        if checks.claimed(row["scenario"], row["method"], row["interval"]):
             assert FLOOR <= row["coverage"] <= CEILING, row
     variance = pd.read_csv(simulation.FOLDER / "coverage_variance.csv")
-    assert set(zip(variance["group_size"], variance["n_prompts"], strict=True)) == set(simulation.VARIANCE_SIZES)
+    assert set(zip(variance["group_size"], variance["n_prompts"], strict=True)) == set(checks.VARIANCE_SIZES)
     (replications,) = set(variance["replications"])
     assert replications >= FEW
     floor, ceiling = band_of(replications)
     for row in variance.to_dict("records"):
         assert row["coverage"] >= floor, row
-        assert simulation.may_cover_more(row) or row["coverage"] <= ceiling, row
+        assert checks.may_cover_more(row) or row["coverage"] <= ceiling, row
 
 
 def test_the_remaining_intervals_cover_as_the_page_says():
@@ -127,11 +127,11 @@ def test_the_remaining_intervals_cover_as_the_page_says():
 
 @pytest.fixture(scope="module")
 def table():
-    return pd.read_csv(exponents.TABLE)
+    return pd.read_csv(simulation.FOLDER / "coverage_exponent.csv")
 
 
 def test_the_committed_intervals_cover(table):
-    assert len(table) == 6 * len(exponents.SIZES)
+    assert len(table) == len(checks.EXPONENT_CELLS)
     floor = 0.95 - 2.5 * np.sqrt(0.95 * 0.05 / table["replications"])
     assert (table["coverage"] >= floor).all()
     # Wider than Student's with M − 1 degrees of freedom, never narrower.
@@ -142,23 +142,11 @@ def test_the_committed_intervals_cover(table):
 @pytest.mark.parametrize(("exact", "side"), [(0.1, "coverage"), (-0.7, "above"), (0.9, "below")])
 def test_a_miss_has_a_side(exact, side):
     lowest = 0.1 + 0.3 * np.random.default_rng(0).normal(size=100)
-    found = exponents.held([mean_statistic((value - lowest) ** 2 + 1.0) for value in exponents.EXPONENTS], exact)
-    assert [name for name in ("coverage", "below", "above") if found[name]] == [side]
-    assert found["student"] == (side == "coverage")
-
-
-def test_a_row_states_its_population():
-    policy = EnumeratedPolicy(vocabulary=3, max_length=3, dimension=4, n_prompts=5, rng=1)
-    drawn = []
-
-    def draw(n_prompts, rng):
-        drawn.append(n_prompts)
-        return policy.sample(n_prompts, 3, rng=rng)[:2]
-
-    row = exponents.coverage(exponents.Population("tiny", 3, 0.1, draw), 20, 4)
-    assert drawn == [20] * 4
-    assert (row["population"], row["group_size"], row["n_prompts"], row["exact"]) == ("tiny", 3, 20, 0.1)
-    assert row["coverage"] + row["below"] + row["above"] == pytest.approx(1.0)
+    drawn = [mean_statistic((value - lowest) ** 2 + 1.0) for value in checks.EXPONENTS]
+    own, student = checks.exponent_intervals(drawn, exact)
+    found = {"coverage": own["held"], "below": own["below"], "above": own["above"]}
+    assert [name for name, held in found.items() if held] == [side]
+    assert student["held"] == (side == "coverage")
 
 
 FEWER = 100
@@ -167,17 +155,18 @@ FEWER = 100
 @pytest.mark.slow
 def test_intervals_cover_off_policy_and_the_ranking_is_right():
     """Squares of products of signals are skewed: 0.90 is asked of single rows, 0.92 of each quantity on average."""
-    table = off_policy.coverage(200, FEWER, seed=3)
+    frame = simulation.records("off_policy", (200,), FEWER)
+    table = checks.off_policy_rows(frame, FEWER, 200)
     floor = 0.90 - 2.0 * np.sqrt(0.90 * 0.10 / FEWER)
     assert (table["coverage"] >= floor).all(), table[table["coverage"] < floor]
     assert (table.groupby("quantity")["coverage"].mean() >= 0.92).all()
-    assert table.attrs["ranked"] >= 0.70
+    assert frame.loc[~frame["quantity"].isin(checks.QUANTITIES), "held"].mean() >= 0.70
 
 
 def test_the_committed_table_holds_every_recipe_at_no_less_than_what_is_claimed():
-    table = pd.read_csv(off_policy.FOLDER / "coverage_off_policy.csv")
-    assert set(table["estimator"]) == {one.label for one in off_policy.zoo()}
-    assert set(table["quantity"]) == set(off_policy.QUANTITIES)
+    table = pd.read_csv(simulation.FOLDER / "coverage_off_policy.csv")
+    assert set(table["estimator"]) == {one.label for one in checks.zoo()}
+    assert set(table["quantity"]) == set(checks.QUANTITIES)
     assert (table["known"] == 1.0).all()
     assert table["replications"].min() >= 300
     error = np.sqrt(0.95 * 0.05 / table["replications"])
@@ -185,46 +174,76 @@ def test_the_committed_table_holds_every_recipe_at_no_less_than_what_is_claimed(
     assert (table.groupby(["quantity", "n_prompts"])["coverage"].mean() >= 0.94).all()
 
 
-def test_an_interrupted_simulation_resumes(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(off_policy, "FOLDER", tmp_path)
-    chosen = [one for one in off_policy.zoo() if one.label in ("recipe:rloo", "recipe:grpo")]
-    monkeypatch.setattr(off_policy, "zoo", lambda: chosen)
-    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
-    off_policy.main((12,), 2, finished=whole)
-    expected = (tmp_path / "coverage_off_policy.csv").read_text()
-    lines = whole.read_text().splitlines(keepends=True)
-    cut.write_text(lines[0] + lines[1][:20])  # killed while it wrote the second data set
-    off_policy.main((12,), 2, finished=cut)
-    assert cut.read_text() == whole.read_text()
-    assert (tmp_path / "coverage_off_policy.csv").read_text() == expected
+@pytest.fixture
+def few(monkeypatch, tmp_path):
+    """Tables, finished data sets and populations of a test's own."""
+    monkeypatch.setattr(simulation, "FOLDER", tmp_path)
+    monkeypatch.setattr(simulation, "RECORDS", tmp_path / "records")
+    monkeypatch.setattr(populations, "PROMPTS", 200)
+    monkeypatch.setattr(populations, "BATCHES", 20)
+    populations.population.cache_clear()
+    yield tmp_path
+    populations.population.cache_clear()
+
+
+def test_an_interrupted_simulation_resumes_and_rows_of_others_stay(few):
+    cells = [f"alpha: 30; equal noise; ols; {kind}" for kind in ("t", "hc3")]
+    simulation.main(tuple(cells), 3, processes=1)
+    path, whole = few / "coverage_alpha.csv", few / "records" / f"{cells[0]}.jsonl"
+    expected, finished = path.read_text(), whole.read_text()
+    first, second, _ = finished.splitlines(keepends=True)
+    whole.write_text(first + second[:20])  # killed while it wrote the second data set
+    simulation.main((cells[0],), 3, processes=1)
+    assert whole.read_text() == finished
+    assert path.read_text() == expected
+    simulation.main((cells[0],), 4, processes=1)
+    assert [line.rsplit(",", 1)[1] for line in path.read_text().splitlines()[1:]] == ["4", "3"]
+    with pytest.raises(SystemExit, match=r"only='alphas' names no table or cell\. Tables: alpha, "):
+        simulation.main(("alphas",))
+
+
+def test_a_quick_run_writes_nothing(few, capsys):
+    simulation.main(("alpha_methods: prompts repeat; 30",), quick=True, processes=1)
+    assert not list(few.iterdir())
+    assert "prompts repeat" in capsys.readouterr().out
+
+
+def test_the_three_intervals_of_alpha_are_those_of_loops():
+    """CR3 by leaving prompts out, and the wild bootstrap by fitting again."""
+    x, y, prompt = checks.draw("prompts repeat", "ols", 30, np.random.default_rng(2))
+    found = checks.three_ends(x, y, prompt, np.random.default_rng(5))
+    slope, constant = np.polyfit(x, y, 1)
+    left = np.array([np.polyfit(x[prompt != one], y[prompt != one], 1)[0] for one in range(10)])
+    half = checks.stats.t.ppf(0.975, 9) * np.sqrt(0.9 * ((left - slope) ** 2).sum())
+    np.testing.assert_allclose(found["CR3"], [(slope - half) / 2, (slope + half) / 2])
+
+    def fitted(values):
+        b, a = np.polyfit(x, values, 1)
+        scores = np.bincount(prompt, (x - x.mean()) * (values - a - b * x)) / ((x - x.mean()) ** 2).sum()
+        return b, np.sqrt((scores**2).sum())
+
+    line, signs = constant + slope * x, np.random.default_rng(5).choice([-1.0, 1.0], (999, 10))
+    drawn = [fitted(line + one[prompt] * (y - line)) for one in signs]
+    half = np.quantile([abs(b - slope) / error for b, error in drawn], 0.95) * fitted(y)[1]
+    np.testing.assert_allclose(found["wild"], [(slope - half) / 2, (slope + half) / 2])
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_sketches_are_of_the_gradients_that_estimators_combine():
     """In so many dimensions that a sketch is nearly exact, numbers are those of the scores of single tokens."""
-    chosen = [off_policy.recipes.get(name) for name in ("rloo", "grpo", "gspo")]
-    batch, _, token_scores = off_policy.policy().sample(12, off_policy.GROUP_SIZE, rng=0)
-    measured = off_policy.sketched(batch, token_scores, chosen, 40_000, np.random.default_rng(1))
+    chosen = [checks.recipes.get(name) for name in ("rloo", "grpo", "gspo")]
+    batch, _, token_scores = populations.older_policy().sample(12, checks.GROUP, rng=0)
+    measured = checks.sketched(batch, token_scores, chosen, 40_000, np.random.default_rng(1))
     assert list(measured.weighted) == ["token_clip[+]", "token_clip[-]"]
-    found = off_policy.compare(measured, chosen, target="importance").to_frame()
-    exact = off_policy.compare(batch, chosen, token_scores, target="importance").to_frame()
+    found = checks.compare(measured, chosen, target="importance").to_frame()
+    exact = checks.compare(batch, chosen, token_scores, target="importance").to_frame()
     np.testing.assert_allclose(found["trace_cov"], exact["trace_cov"], rtol=0.05)
     np.testing.assert_allclose(found["ratio"], exact["ratio"], rtol=0.05)
 
 
-def test_rows_of_other_sketches_stay(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(off_policy, "FOLDER", tmp_path)
-    monkeypatch.setattr(off_policy, "SKETCHED", ("rloo",))
-    for replications, dim in ((2, 8), (2, 16), (3, 8)):
-        off_policy.main((12,), replications, sketch_dim=dim)
-    table = pd.read_csv(tmp_path / off_policy.SKETCHED_TABLE)
-    assert table.groupby("sketch_dim")["replications"].first().to_dict() == {8: 3, 16: 2}
-    assert len(table) == 2 * len(off_policy.QUANTITIES)
-
-
 def test_the_committed_rows_from_sketches_cover():
-    table = pd.read_csv(off_policy.FOLDER / off_policy.SKETCHED_TABLE)
-    assert set(table["estimator"]) == {f"recipe:{name}" for name in off_policy.SKETCHED}
+    table = pd.read_csv(simulation.FOLDER / "coverage_off_policy_sketched.csv")
+    assert set(table["estimator"]) == {f"recipe:{name}" for name in checks.SKETCHED}
     assert (table["known"] == 1.0).all()
     error = np.sqrt(0.95 * 0.05 / table["replications"])
     assert (table["coverage"] >= 0.92 - 2.0 * error).all()
@@ -236,12 +255,12 @@ SHORT = {("between_prompt", 30)}
 
 @pytest.fixture(scope="module")
 def optima_table():
-    return pd.read_csv(optima.TABLE)
+    return pd.read_csv(simulation.FOLDER / "coverage_optima.csv")
 
 
 def test_the_committed_table_covers_except_where_the_page_says_so(optima_table):
     rows = optima_table[optima_table["coverage"].notna()]
-    assert set(rows["part"]) <= set(optima.PARTS)
+    assert set(rows["part"]) <= set(checks.PARTS)
     counted = rows["replications"] * rows["known"]
     # 0.92 within two standard errors, of the data sets in which the interval is known.
     floor = 0.92 - 2.0 * np.sqrt(0.95 * 0.05 / counted)
@@ -250,7 +269,7 @@ def test_the_committed_table_covers_except_where_the_page_says_so(optima_table):
 
 
 def test_a_simulation_gives_a_row_for_each_interval():
-    found = optima.coverage("scales", 40, 3)
+    found = simulation.rows("optima", ("scales", 40), 3)
     assert list(found["estimator"]) == ["grpo, p in 0–0.4", "grpo, p in 0.4–1"]
     assert (found["replications"] == 3).all()
     assert found["exact"].between(1.3, 1.6).all()
@@ -260,14 +279,14 @@ def test_a_simulation_gives_a_row_for_each_interval():
 @pytest.mark.parametrize(
     ("population", "label", "names", "bounded"),
     [
-        (lambda: heavy_tails.Difficulty(0.1, 4.0), "grpo", ("trace_cov", "matched_ratio"), (0.95, 1.0)),
+        (lambda: populations.Difficulty(0.1, 4.0), "grpo", ("trace_cov", "matched_ratio"), (0.95, 1.0)),
         (
-            lambda: heavy_tails.Difficulty(1.5, 30.0),
+            lambda: populations.Difficulty(1.5, 30.0),
             "grpo",
             ("trace_cov", "matched_ratio", "bias_share", "matched_bias_share"),
             (0.0, 0.05),
         ),
-        (heavy_tails.measured_population, "token_mean", ("cosine", "bias_share"), (0.5, 1.0)),
+        (populations.measured_population, "token_mean", ("cosine", "bias_share"), (0.5, 1.0)),
     ],
     ids=["many", "few", "long tails of influence"],
 )
@@ -275,12 +294,12 @@ def test_intervals_hold_where_few_prompts_carry_the_variance_and_stay_two_sided_
     population, label, names, bounded, monkeypatch
 ):
     """100 prompts: 57, 7 and 39 effective ones."""
-    monkeypatch.setattr(heavy_tails, "PROMPTS", 4000)
-    monkeypatch.setattr(heavy_tails, "LOCAL", ("rloo", label))
+    monkeypatch.setattr(populations, "PROMPTS", 4000)
+    monkeypatch.setattr(populations, "LOCAL", ("rloo", label))
     drawn, found = population(), []
     for seed in range(120):
         batch, scores = drawn.draw(100, np.random.default_rng(seed))
-        _, row = heavy_tails.compare(batch, ("rloo", label), scores).rows
+        _, row = checks.compare(batch, ("rloo", label), scores).rows
         for name in names:
             _, low, high = getattr(row, name).with_interval(0.95)
             open_end = (
@@ -292,35 +311,22 @@ def test_intervals_hold_where_few_prompts_carry_the_variance_and_stay_two_sided_
     assert shares["bounded"].between(*bounded).all(), shares
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_simulation_of_heavy_tails_resumes_from_its_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr(heavy_tails, "BLOCKS", tmp_path)
-    monkeypatch.setattr(heavy_tails, "BLOCK", 2)
-    monkeypatch.setattr(heavy_tails, "EVERY", 3)
-    monkeypatch.setattr(heavy_tails, "PROMPTS", 200)
-    monkeypatch.setattr(heavy_tails, "BATCHES", 20)
-    number = len(heavy_tails.POPULATIONS) - 1
-    whole = heavy_tails.simulate((number, 12), 4)
-    assert (whole.loc[whole["batch_level"], "data_sets"] == 2).all()  # of data sets 0 and 3
-    assert (whole.loc[~whole["batch_level"] & (whole["quantity"] == "trace_cov"), "data_sets"] == 4).all()
-    first, second = sorted(tmp_path.iterdir())
-    kept = first.stat().st_mtime_ns
-    second.unlink()
-    pd.testing.assert_frame_equal(heavy_tails.simulate((number, 12), 4), whole)
-    assert first.stat().st_mtime_ns == kept
+def test_batch_level_rows_are_in_every_third_data_set(few):
+    rows = simulation.rows("heavy_tails", ("difficulty, sd 1.5, signal 30", 12), 4)
+    assert (rows.loc[rows["batch_level"], "data_sets"] == 2).all()  # of data sets 0 and 3
+    assert (rows.loc[~rows["batch_level"] & (rows["quantity"] == "trace_cov"), "data_sets"] == 4).all()
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_what_is_learned_and_extrapolated_is_judged_on_the_whole_population(monkeypatch):
-    monkeypatch.setattr(heavy_tails, "PROMPTS", 200)
-    population = heavy_tails.Difficulty(0.5, 4.0)
-    form, variance = heavy_tails.quadratic_form(population), population.truth["rloo", "trace_cov"]
+def test_what_is_learned_and_extrapolated_is_judged_on_the_whole_population(few):
+    cell = ("difficulty, sd 0.5", 12)
+    population = populations.population(cell[0])
+    form, variance = checks.quadratic_form(population), population.truth["rloo", "trace_cov"]
     assert form[0, 0] == pytest.approx(variance)
     mean, square = population.moments(estimators.get("rloo").weights(population.whole()) - 0.1 / 8)
     assert np.array([1, 0, 0, 0.1]) @ form @ np.array([1, 0, 0, 0.1]) == pytest.approx(square - mean @ mean)
-    row = heavy_tails.learned_row(population, 12, 2)
+    row = simulation.rows("learned", cell, 2).iloc[0]
     assert row["claims_gain"] >= row["claims_gain_and_loses"]
     assert 0.5 < row["true_ratio"] < 1.5
-    larger = heavy_tails.allocation_rows(population, 12, 2)
-    assert [one["group_size"] for one in larger] == [16, 32]
-    assert all(0.5 < one["true_relative_noise"] < 2.0 for one in larger)
+    larger = simulation.rows("allocated", cell, 2)
+    assert list(larger["group_size"]) == [16, 32]
+    assert larger["true_relative_noise"].between(0.5, 2.0).all()

@@ -10,7 +10,7 @@ from gradstats.estimators import Batch
 from gradstats.stats.variance.calibrated import Scored, calibrate, proxy_noise, unweightable
 from gradstats.stats.variance.moments import shuffled_prompts
 
-simulation = program("benchmarks/coverage_calibrated.py")
+simulation = program("benchmarks/coverage.py")
 LABELS = ["reinforce", "group_mean", "grpo"]
 
 
@@ -132,7 +132,7 @@ def test_what_cannot_be_weighted_or_matched_is_named(drawn):
 @pytest.mark.slow
 @pytest.mark.parametrize("proxy", ["excellent", "useless", "wrong", "wrong in the tail"])
 def test_calibrated_intervals_cover_and_are_not_wider(proxy):
-    rows = simulation.simulate(1.5, proxy, 40, 400, 200)
+    rows = simulation.rows("calibrated", (1.5, proxy, 40, 400), 200)
     assert rows["covered"].min() > 0.92 - 2.5 * np.sqrt(0.92 * 0.08 / 200)
     assert rows["worst_width"].max() <= 1.0 + 1e-9
     assert proxy != "excellent" or rows["factor"].min() > 2.0
