@@ -162,7 +162,7 @@ class Allocation(RemarkedResult):
     remarks: tuple[str, ...] = ()
     best_size: Estimated | None = None
     by_rule: Mapping[str, Estimated] = field(default_factory=dict)
-    allotted_size: int = 0
+    allotted_size: int | None = None
 
     def notes_at(self, confidence_level: float) -> tuple[str, ...]:
         """Return the remarks, what unequal groups leave, and the best size of ``rloo`` with its interval."""
