@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from gradstats import estimators as families
+from gradstats.analyses.allotment import GROUPS_NEEDED, noise_of_rules
 from gradstats.analyses.declaration import (
     Analysis,
     AnalysisFigure,
@@ -142,6 +143,9 @@ class Allocation(RemarkedResult):
         n_prompts: prompts it rests on.
         remarks: what could not be estimated, and why.
         best_size: completions per prompt at which ``rloo`` has the least noise; None where it cannot be extrapolated.
+        by_rule: noise within prompts of ``rloo`` over that of equal groups, by rule of how many completions each prompt
+            gets: ``Neyman``, and with rewards of 0 and 1 ``VIP`` and ``HORA``. Empty with fewer than 8 completions.
+        allotted_size: completions of the groups that these rules allot.
     """
 
     question: ClassVar[str] = "allocation"
@@ -157,9 +161,26 @@ class Allocation(RemarkedResult):
     n_prompts: int
     remarks: tuple[str, ...] = ()
     best_size: Estimated | None = None
+    by_rule: Mapping[str, Estimated] = field(default_factory=dict)
+    allotted_size: int | None = None
 
     def notes_at(self, confidence_level: float) -> tuple[str, ...]:
-        """Return the remarks, and the best size of ``rloo`` with its interval."""
+        """Return the remarks, what unequal groups leave, and the best size of ``rloo`` with its interval."""
+        return (*self._remarks_at(confidence_level), *self._on_rules(confidence_level))
+
+    def _on_rules(self, confidence_level: float) -> tuple[str, ...]:
+        if not self.by_rule:
+            return ()
+        noise = ", ".join(
+            f"{format_estimate(*one.with_interval(confidence_level), limits=NOT_NEGATIVE)} ({rule})"
+            for rule, one in self.by_rule.items()
+        )
+        return (
+            f"the same completions allotted unequally, in groups of {self.allotted_size} and by what half of each "
+            f"prompt's predict, leave so many times the noise within prompts of rloo: {noise}",
+        )
+
+    def _remarks_at(self, confidence_level: float) -> tuple[str, ...]:
         if self.best_size is None:
             return at_level(self.remarks, confidence_level)
         size = format_estimate(*self.best_size.with_interval(confidence_level), limits=(_FEWEST, math.inf))
@@ -170,7 +191,7 @@ class Allocation(RemarkedResult):
         return (*remarks, f"the best size of rloo, whatever the tokens, {best}")
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return the rows; the ``.attrs`` also state the best size with its interval.
+        """Return the rows; the ``.attrs`` also state the best size and the noise by rule, with intervals.
 
         Raises:
             ValueError: for a level outside (0, 1).
@@ -178,6 +199,9 @@ class Allocation(RemarkedResult):
         frame = super().to_frame(confidence_level)
         if self.best_size is not None:
             frame.attrs[BEST_SIZE] = list(self.best_size.with_interval(confidence_level))
+        if self.by_rule:
+            ends = {rule: list(one.with_interval(confidence_level)) for rule, one in self.by_rule.items()}
+            frame.attrs["by_rule"] = ends
         return frame
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
@@ -245,7 +269,8 @@ def allocate(
     all, with four of a prompt).
 
     The best size of RLOO, :math:`1 + \sqrt{v_2/b}`, is the N of the least :math:`N (w(N) + b)`, whatever T
-    (2603.01162, of GRPO's gradient as a U-statistic).
+    (2603.01162, of GRPO's gradient as a U-statistic). What unequal numbers of completions would leave is
+    :func:`gradstats.analyses.allotment.noise_of_rules`.
 
     **Intervals.** ``noise_to_signal`` is the critical batch in groups of this size over the prompts that the tokens pay
     for, with its interval (of extrapolated sizes with the ‖∇J‖² of the largest measured one). ``relative_noise``, over
@@ -342,7 +367,11 @@ def allocate(
     components = _parts_of_rloo(of_rloo, most)
     best = None if components is None else best_size(*components[1:])
     told = tuple(dict.fromkeys(notes))
-    return Allocation(tuple(rows), float(tokens), mean_length, most, pools.n_prompts, told, best if rows else None)
+    by_rule, allotted = {}, most // GROUPS_NEEDED
+    if rows and allotted >= _FEWEST:
+        by_rule = noise_of_rules(by_size.get(allotted) or pools.pool(allotted))
+    best = best if rows else None
+    return Allocation(tuple(rows), float(tokens), mean_length, most, pools.n_prompts, told, best, by_rule, allotted)
 
 
 def _sizes(group_sizes: Sequence[int] | None, batch: Batch) -> tuple[list[int], int]:

@@ -373,7 +373,7 @@ def reward_spread(batch: Batch, least: float = 0.0) -> Bool[np.ndarray, "n"]:
 
     0 is ``dynamic_sampling``, verl's ``filter_groups`` and SkyRL's ``zero_variance_filter``. For 0/1 rewards a greater
     one keeps prompts of middling success. How many completions a prompt gets (VIP, HORA) is decided before any is
-    drawn, and weights none of them: ``gradstats ask RUN allocation`` is about that.
+    drawn, and weights none of them: the notes of ``gradstats ask RUN allocation`` say what it saves.
 
     Args:
         least: the bound.
