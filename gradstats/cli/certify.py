@@ -64,7 +64,9 @@ def certify(
     if before is not None and (moved := _moved(before, found["rows"])):
         for line in moved[:_LINES]:
             terminal.note(line)
-        terminal.fail(f"what moved from {expect}, in all: {len(moved)}. Look at it, then write the file again with --json")
+        terminal.fail(
+            f"what moved from {expect}, in all: {len(moved)}. Look at it, then write the file again with --json"
+        )
         sys.exit(1)
 
 

@@ -2,8 +2,8 @@ r"""Losses of 2025 and 2026 as components, and :data:`LOSSES`, the recipes that 
 
 A loss is one component, the weight :math:`w_{i,t}` of the token score in the gradient of its surrogate, and one row.
 Without a row are PIPO (2604.00860), which weights the completions of the step before by how much the mean reward has
-risen since, so that its gradient depends on two policies, OCC (Oracle-Credit-Compute, a report of 2026), in which agents
-earn compute, a reward and not a weight, and entropy bonuses (the component ``entropy_bonus``).
+risen since, so that its gradient depends on two policies, OCC (Oracle-Credit-Compute, a report of 2026), which rewards
+agents with compute and weights nothing, and entropy bonuses (the component ``entropy_bonus``).
 """
 
 from __future__ import annotations
