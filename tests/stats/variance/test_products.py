@@ -239,8 +239,8 @@ def test_several_group_sizes_are_multiplied_together(in_blocks, monkeypatch):
     together = quiet_compare(batch, LABELS, scores, [2, 4, 8], scores_are_sketches=True).to_frame()
     assert len(made) == len(evaluated) == 1
     pd.testing.assert_frame_equal(together, pd.concat(alone, ignore_index=True), rtol=1e-9)
-    # Of a measurement that keeps what is derived from it, allocation reads the vectors of the first prompts at most, and
-    # all for both halves that allotments are predicted from and judged on.
+    # Of a measurement that keeps what is derived from it, allocation reads the vectors of the first prompts at most,
+    # and all for both halves that allotments are predicted from and judged on.
     kept = measurement_of(batch, scores).keeping_derived()
     variance_by_group_size(kept, LABELS, [2, 4, 8])
     read = counted(monkeypatch, ScoreProducts, "blocks")
