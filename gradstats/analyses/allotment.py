@@ -140,7 +140,9 @@ def noise_of_rules(pool: PooledCompletions) -> dict[str, Estimate]:
     """
     halves, size = halves_of(pool), int(pool.groups.sizes[0])
     groups = float(pool.groups.groups_per_prompt.mean())
-    carriers = fewest_carriers(*filter(None, [pool.local(families.get("rloo")).moments]))
+    moments = pool.local(families.get("rloo")).moments
+    assert moments is not None  # every prompt has several groups
+    carriers = fewest_carriers(moments)
     equal = mean_statistic((halves[0].within + halves[1].within) / 2.0)
     binary = bool(np.isin(pool.batch.rewards, (0.0, 1.0)).all())
     found = {}
