@@ -133,6 +133,26 @@ def test_other_factors_are_cast_as_on_a_cpu(as_on_a_gpu):
     assert as_on_a_gpu.dtypes == set()
 
 
+@pytest.mark.parametrize(("dtypes", "precision"), [("bb", "bf16"), ("bh", "ieee"), ("hh", "ieee"), ("bf", "ieee")])
+def test_a_cpu_rounds_to_bfloat16_only_what_was_that(monkeypatch, dtypes, precision):
+    matmul, seen = torch.backends.mkldnn.matmul, set()
+    for name in ("bmm", "baddbmm"):
+        own = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *a, own=own, **kw: (seen.add(matmul.fp32_precision), own(*a, **kw))[1])
+    kinds = {"b": torch.bfloat16, "h": torch.float16, "f": torch.float32}
+    rng = torch.Generator().manual_seed(0)
+    inputs, outputs = (torch.randn(2, 300, 64, generator=rng).to(kinds[one]) for one in dtypes)
+    term, wide = OuterProducts(inputs, outputs), OuterProducts(inputs.double(), outputs.double())
+    with float32_is_float32():
+        ((_, product),) = term.products(torch.float32)
+        assert seen == {precision}
+        grams = gram_strips(inputs, torch.float32), gram_strips(outputs, torch.float32)
+        assert matmul.fp32_precision == "ieee"
+    ((_, expected),) = wide.products(torch.float64)
+    torch.testing.assert_close(product.double(), expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(contract(*grams), expected.square().sum(dim=(1, 2)), rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize(
     ("product", "expected"),
     [

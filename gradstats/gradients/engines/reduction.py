@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradstats.gradients.arithmetic import multiplies_as_they_are
+from gradstats.gradients.arithmetic import multiplies_as_they_are, rounding_to_bfloat16
 from gradstats.gradients.objective import Chunk, TokenStatistics
 from gradstats.gradients.parameters import ParameterSelection
 from gradstats.gradients.sketches import SLICE_ON_DEVICE, CountSketch
@@ -258,7 +258,8 @@ class OuterProducts:
             left = self.left[:, :, first : first + step].to(right.dtype).transpose(1, 2)
             # One buffer for all slices: allocating memory costs more than the arithmetic of a slice.
             out = buffer if left.shape[1] == buffer.shape[1] else None
-            product = torch.bmm(left, right, out_dtype=dtype) if as_they_are else torch.bmm(left, right, out=out)
+            with rounding_to_bfloat16(self.left, self.right):
+                product = torch.bmm(left, right, out_dtype=dtype) if as_they_are else torch.bmm(left, right, out=out)
             yield first, product if preconditioner is None else product.mul_(preconditioner[first : first + step])
 
 
@@ -282,7 +283,8 @@ def gram_strips(vectors: Tensor, dtype: torch.dtype) -> list[Tensor]:
         strip = torch.zeros(batch, last - first, last, dtype=dtype, device=vectors.device)
         for feature in range(0, features, _FEATURES):
             some = vectors[:, :last, feature : feature + _FEATURES].to(dtype)
-            torch.baddbmm(strip, some[:, first:], some.transpose(1, 2), out=strip)
+            with rounding_to_bfloat16(vectors):
+                torch.baddbmm(strip, some[:, first:], some.transpose(1, 2), out=strip)
         strips.append(strip)
     return strips
 
