@@ -383,21 +383,15 @@ def show_cost(experiment: Experiment, cost: CostEstimate, n_workers: int = 1) ->
             if cost.fitting_tokens
             else []
         ),
-        *(
-            [("of which P of the metric, a copy of the parameters", f"{cost.preconditioner_gib:.2g} GiB")]
-            if cost.preconditioner_gib
-            else []
-        ),
         ("disk", f"{cost.disk_gib:.2f} GiB"),
     ):
         table.add_row(label, value)
     console.print(table)
-    included = cost.n_weightings if cost.off_policy else cost.n_always
-    if included:
-        show_sentence(f"further weightings of each completion that the estimators need are included: {included}")
-    if cost.n_weightings > included:
+    if n := cost.n_weightings:
+        show_sentence(f"further weightings of each completion that the estimators need are included: {n}")
+    if cost.n_if_off_policy:
         show_sentence(
-            f"{cost.n_weightings - included} further weightings of each completion would come on top if sampler and "
+            f"{cost.n_if_off_policy} further weightings of each completion would come on top if sampler and "
             "scorer turned out to differ"
         )
     if cost.n_measured is not None:

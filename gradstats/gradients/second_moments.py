@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool
@@ -12,7 +14,13 @@ from gradstats.config.options import adam_section, estimate_section, refuse_corr
 from gradstats.config.sections import MeasurementSection
 from gradstats.estimators.estimator import Weighting
 from gradstats.gradients.measure import mean_square_gradients
-from gradstats.gradients.metric import AdamMetric, prompt_digests, read_metric
+from gradstats.gradients.metric import (
+    AdamMetric,
+    prompt_digests,
+    prompts_of_moments,
+    read_metric,
+    refuse_estimated_from,
+)
 from gradstats.gradients.session import MeasuringSession
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
@@ -140,6 +148,38 @@ def metric_and_rest(
         return read_metric(section.metric, section.second_moments, policy.model), rollouts
     aside = set_aside(rollouts, estimate.share)
     return estimated_metric(policy, rollouts.select(aside), section, progress), rollouts.select(~aside)
+
+
+def with_moments_on_file(
+    file: Path, load: Callable[[], Policy], tables: list[Rollouts], section: MeasurementSection, progress: bool
+) -> tuple[list[Rollouts], MeasurementSection]:
+    """Return the completions of each shard that are measured, and with which settings.
+
+    Moments that settings ask to estimate are written to the file once, before anything is measured, and read from there
+    afterwards: prompts that a run gains later are measured in the same metric. ``load`` returns the policy.
+
+    Raises:
+        ValueError: where moments on file were estimated from prompts of the run, or a shard would be empty.
+    """
+    assert section.second_moments is not None
+    rollouts, estimate = Rollouts.concatenate(tables), estimate_section(section.second_moments)
+    if estimate is None:
+        # Before the first shard: the last one may hold the prompt.
+        refuse_estimated_from(prompts_of_moments(section.second_moments), rollouts)
+        return tables, section
+    aside = rollouts.select(set_aside(rollouts, estimate.share))
+    prompts = prompts_of_moments(file) if file.exists() else frozenset(prompt_digests(aside))
+    kept = [np.flatnonzero([digest not in prompts for digest in prompt_digests(table)]) for table in tables]
+    n_empty = sum(not len(rows) for rows in kept)
+    if n_empty:
+        raise ValueError(
+            f"{n_empty} of the {len(tables)} shards of the run hold only prompts that are set aside to estimate "
+            "second moments: raise sampling.batch_size to the completions of several prompts, or lower share"
+        )
+    if not file.exists():
+        estimated_metric(load(), aside, section, progress).save(file)
+    measured = [table.select(rows) for table, rows in zip(tables, kept, strict=True)]
+    return measured, section.model_copy(update={"second_moments": str(file)})
 
 
 def estimated_metric(policy: Policy, aside: Rollouts, section: MeasurementSection, progress: bool) -> AdamMetric:

@@ -14,6 +14,7 @@ import torch
 from gradstats.config.experiment import Experiment
 from gradstats.config.options import adam_section
 from gradstats.config.sections import MeasurementSection
+from gradstats.estimators.needs import possible_weightings
 from gradstats.gradients.attention import most_positions, same_class
 from gradstats.gradients.engines.layers import supported_layers
 from gradstats.gradients.engines.registry import ENGINES
@@ -40,7 +41,6 @@ from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.sampling_step import sampling_plan
 from gradstats.runs.validate import check_names
-from gradstats.runs.weightings import possible_weightings
 from gradstats.sampling import SamplerSettings
 from gradstats.sampling.plan import SamplingPlan
 from gradstats.sampling.revisions import resolve_revisions
@@ -68,12 +68,10 @@ class CostEstimate:
     # sketches; or while they are sampled, where the key–value cache is larger
     memory_gib: float
     disk_gib: float  # rollouts, sketches, token statistics and token scores
-    n_weightings: int = 0  # further token weightings that the estimators need where ratios vary
-    off_policy: bool = False  # whether the settings make them vary, so that time and disk include the weightings
-    n_always: int = 0  # those of them that are needed, and included, on-policy as well
+    n_weightings: int = 0  # further token weightings that the estimators need, which time and disk include
+    n_if_off_policy: int = 0  # those that would come on top if ratios turned out to vary
     fitting_seconds: float = 0.0  # forward passes for the hidden states of a value head; 0 without one
     prefix_seconds: float = 0.0  # completions of prefixes, for each step of a completion; 0 where none are drawn
-    preconditioner_gib: float = 0.0  # of the memory, P of the metric: one more copy of the parameters
     loading_seconds: float = 0.0  # until policy and prompts were loaded
     # the longest sequence, prompt included, that fits the device's memory and the model's positions
     fitting_tokens: int | None = None
@@ -118,8 +116,7 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
     longest = _longest_rollouts(plan, cap)
     engine = _engine_name(experiment.measurement, policy, selection)
     possible = possible_weightings(experiment)
-    n_weightings = len(possible.of_any_ratios)
-    measured = n_weightings if experiment.is_off_policy else len(possible.of_equal_ratios)
+    measured = len(possible.of_any_ratios if experiment.is_off_policy else possible.of_equal_ratios)
     section = experiment.measurement
     rule = RecomputeRule.of(policy, section.recompute, section.memory_gib, engine)
     chunks = plan_chunks(
@@ -135,7 +132,11 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
     n_measured = experiment.measurement.n_prompts
     share = 1.0 if n_measured is None else min(n_measured / len(plan.problems), 1.0)
     measuring, n_gradients = per_token * tokens, math.ceil(share * plan.n_completions)
-    scoring = 0.0 if share == 1.0 else _seconds_of_pass(policy, longest, _scored) * (1.0 - share)
+
+    def scored(policy: Policy, some: Rollouts) -> object:
+        return token_statistics(policy, make_chunk(some, range(len(some)), policy.device, policy.dtype))
+
+    scoring = 0.0 if share == 1.0 else _seconds_of_pass(policy, longest, scored) * (1.0 - share)
     n_blocks = n_block_sketches(policy, experiment.measurement)
     sketched = experiment.measurement.sketch_dim  # numbers of a sequence that the engine adds to
     if sketched is not None:
@@ -157,12 +158,10 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
         share * measuring + scoring,
         memory,
         disk / GIB,
-        n_weightings,
-        experiment.is_off_policy,
-        len(possible.of_equal_ratios),
+        measured,
+        len(possible.of_any_ratios) - measured,
         _seconds_of_pass(policy, longest, partial(hidden_states, progress=False)) if experiment.values.fitted else 0.0,
         per_step * cap * math.ceil(continuations),
-        sum(one.numel() * one.element_size() for one in selection.preconditioner.values()) / GIB,
         loading_seconds,
         fitting,
         n_measured,
@@ -200,10 +199,6 @@ def _seconds_of_pass(policy: Policy, longest: Rollouts, forward: Callable[[Polic
     start = time.perf_counter()
     forward(policy, trial)
     return (time.perf_counter() - start) / int(trial.lengths.sum()) * int(longest.lengths.sum())
-
-
-def _scored(policy: Policy, rollouts: Rollouts) -> object:
-    return token_statistics(policy, make_chunk(rollouts, range(len(rollouts)), policy.device, policy.dtype))
 
 
 def _cut_short(policy: Policy, longest: Rollouts, rows: Sequence[int] | np.ndarray) -> Rollouts:

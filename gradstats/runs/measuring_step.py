@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gradstats.config.options import estimate_section
+from gradstats.config.options import Target
 from gradstats.config.sections import MeasurementSection
-from gradstats.estimators.recipes.weightings import advantages_of, is_of_estimator
+from gradstats.estimators.needs import PossibleWeightings, possible_weightings
+from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED, largest_chi_squared
+from gradstats.estimators.recipes.weightings import advantages_of, is_of_estimator, ragged, weightings_by_name
 from gradstats.measurement.disk_size import measured_bytes, require_space
 from gradstats.measurement.measurement import (
     Measurement,
@@ -29,13 +33,19 @@ from gradstats.runs.directory import RunDirectory
 from gradstats.runs.growth import RESTORE, drawn_shards, read_plan, settings_digest
 from gradstats.runs.ranks import agreed, is_first
 from gradstats.runs.sampling_step import experiment_policy, n_planned_shards, reference_policy
-from gradstats.runs.weightings import needed_weightings, possible_weightings, spread_of_ratios, weightings_of
+from gradstats.stats.on_policy import same_weights_recorded
+from gradstats.stats.variance.inputs import recorded_differences
 from gradstats.system.files import FORMAT, read_json, write_json
 from gradstats.system.progress import Report, progress_bar
 from gradstats.system.shards import PLAN, Shards, read_origin
 
 if TYPE_CHECKING:
     from gradstats.gradients.session import MeasuringSession
+    from gradstats.policy.policy import Policy
+
+#: Of the first shard of completions that the scored weights drew: the same kernels leave 1e-7, and a forward pass of
+#: every other shard, in each part of a run, would show no more.
+_CLEARLY_NEGLIGIBLE = NEGLIGIBLE_CHI_SQUARED / 100
 
 
 def missing_measurements(run: RunDirectory) -> list[int]:
@@ -120,8 +130,11 @@ def _measure(
 ) -> None:
     section = run.experiment.measurement
     if section.second_moments is not None:
+        from gradstats.gradients.second_moments import with_moments_on_file
+
+        file = run.measurement / "second_moments.safetensors"
         with run.turn():
-            tables, section = _with_estimated_moments(run, tables, progress)
+            tables, section = with_moments_on_file(file, lambda: _policy(run, progress), tables, section, progress)
     chosen, parts = measured_prompts(run), dict(enumerate(tables))
     if chosen is not None:
         masks = (np.isin(table.prompt_id, [*chosen]) for table in tables)
@@ -188,45 +201,6 @@ def _measure(
                     shards.write_one(number, measured)
 
             make_missing(Board(shards, sizes, report, is_measured), run.spent, measure)
-
-
-def _with_estimated_moments(
-    run: RunDirectory, tables: list[Rollouts], progress: bool
-) -> tuple[list[Rollouts], MeasurementSection]:
-    """Return the completions that a run measures, and with which settings, where it estimates second moments.
-
-    The moments are written to the run's measurement once, before anything is measured, and read from there afterwards:
-    prompts that a run gains later are measured in the same metric.
-
-    Raises:
-        ValueError: where moments on file were estimated from prompts of the run, or a shard would be empty.
-    """
-    section, rollouts = run.experiment.measurement, Rollouts.concatenate(tables)
-    assert section.second_moments is not None
-    from gradstats.gradients.metric import prompt_digests, prompts_of_moments, refuse_estimated_from
-    from gradstats.gradients.second_moments import estimated_metric, set_aside
-
-    estimate = estimate_section(section.second_moments)
-    if estimate is None:
-        # Before the first shard: the last one may hold the prompt.
-        refuse_estimated_from(prompts_of_moments(section.second_moments), rollouts)
-        return tables, section
-    file = run.measurement / "second_moments.safetensors"
-    aside = rollouts.select(set_aside(rollouts, estimate.share))
-    prompts = prompts_of_moments(file) if file.exists() else frozenset(prompt_digests(aside))
-    kept = [np.flatnonzero([digest not in prompts for digest in prompt_digests(table)]) for table in tables]
-    n_empty = sum(not len(rows) for rows in kept)
-    if n_empty:
-        raise ValueError(
-            f"{n_empty} of the {len(tables)} shards of {run.path} hold only prompts that are set aside for the "
-            "estimate of second moments: raise sampling.batch_size to the completions of several prompts, or lower "
-            "share"
-        )
-    if not file.exists():
-        policy = experiment_policy(run.experiment, read_plan(run.rollouts).get("revisions", {}), progress)
-        estimated_metric(policy, aside, section, progress).save(file)
-    measured = [table.select(rows) for table, rows in zip(tables, kept, strict=True)]
-    return measured, section.model_copy(update={"second_moments": str(file)})
 
 
 def _measured(
@@ -306,7 +280,7 @@ def _session(
             section = section.model_copy(update={"sketch_version": shared_entry(earlier, "sketch_version")})
     checked = rollouts.select(checked_rows(rollouts))
     revisions = read_plan(run.rollouts).get("revisions", {})
-    policy = experiment_policy(run.experiment, revisions, progress)
+    policy = _policy(run, progress)
     if not run.experiment.behaviour_policy:  # whose weights are meant to differ
         recorded = checked.metadata.get("policy")
         refuse_other_policy(recorded, policy.digests, f"the rollouts of {run.path}", RESTORE)
@@ -314,6 +288,10 @@ def _session(
     session = MeasuringSession.open(policy, checked, section, reference_policy=reference, earlier=known)
     session.checked_later = sequence_to_check(unmeasured)
     return session
+
+
+def _policy(run: RunDirectory, progress: bool) -> Policy:
+    return experiment_policy(run.experiment, read_plan(run.rollouts).get("revisions", {}), progress)
 
 
 def _chosen_weightings(
@@ -331,6 +309,67 @@ def _chosen_weightings(
                 report.advance(len(table))
 
         return needed_weightings(tables, possible, run.experiment.variance.target, metadata, spreads())
+
+
+def needed_weightings(
+    tables: Sequence[Rollouts],
+    possible: PossibleWeightings,
+    target: Target,
+    metadata: Mapping[str, object],
+    spreads: Iterable[float],
+) -> tuple[str, ...]:
+    r"""Return the weightings that a run measures: those that a comparison of all its completions will combine.
+
+    The comparison keeps ratios where it is judged against the importance-weighted target, or where :math:`χ^2` of all
+    completions exceeds :data:`gradstats.estimators.ratios.NEGLIGIBLE_CHI_SQUARED`; else it takes every ratio as 1.
+    Where all shards record that the scored weights drew them, and the first lies far below that limit, the others are
+    not scored.
+
+    Args:
+        tables: the shards.
+        possible: what the estimators may need.
+        target: what the comparison is judged against.
+        metadata: the scored policy, as a measurement records it.
+        spreads: :func:`spread_of_ratios` of each shard, beginning with the first.
+    """
+    if possible.off_policy == possible.always or any("sampler_logprobs" not in table.frame for table in tables):
+        return possible.of_equal_ratios
+    recorded = (recorded_differences(SimpleNamespace(rollouts=table, metadata=metadata)) for table in tables)
+    if target == "importance" or (target == "auto" and any(recorded)):
+        return possible.of_any_ratios
+    drawn_by_it = all(same_weights_recorded(table.metadata.get("policy"), metadata.get("policy")) for table in tables)
+    found: list[float] = []
+    for spread in spreads:
+        if drawn_by_it and not found and spread < _CLEARLY_NEGLIGIBLE * len(tables[0]):
+            break
+        found.append(spread)
+        # The sum is rounded once, so that it only grows, in whichever order the shards are scored.
+        if math.fsum(found) > NEGLIGIBLE_CHI_SQUARED * sum(map(len, tables)):
+            return possible.of_any_ratios
+    return possible.of_equal_ratios
+
+
+def spread_of_ratios(session: MeasuringSession, rollouts: Rollouts) -> float:
+    """Return the greatest :math:`χ^2` of some completions times their number, from a forward pass."""
+    return largest_chi_squared(session.scored_batch(rollouts)) * len(rollouts)
+
+
+def weightings_of(
+    session: MeasuringSession,
+    rollouts: Rollouts,
+    names: Iterable[str],
+    values: Mapping[str, list[np.ndarray]] | None = None,
+) -> dict[str, list[np.ndarray]] | None:
+    """Return the weightings of some completions, by name, one weight per token; None where none is needed.
+
+    ``values`` are the state values of the completions, by field, for those that are advantages.
+    """
+    names = tuple(names)
+    found: dict[str, list[np.ndarray]] = {}
+    if others := tuple(name for name in names if not is_of_estimator(name)):
+        found |= ragged(rollouts, weightings_by_name(others, session.scored_batch(rollouts)))
+    found |= advantages_of(rollouts, filter(is_of_estimator, names), values or {})
+    return {name: found[name] for name in names} or None
 
 
 def _shards(run: RunDirectory) -> Shards[Measurement]:

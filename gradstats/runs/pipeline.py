@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gradstats.config.experiment import Experiment, load_experiment_file
+from gradstats.estimators.needs import possible_weightings
 from gradstats.report.result_values import result_values
 from gradstats.report.saved_results import read_recorded_experiment
 from gradstats.rewards.grading import ungraded_sentence, warn_ungraded
@@ -24,7 +25,6 @@ from gradstats.runs.tracking import Tracking, require_tracker
 from gradstats.runs.validate import check_names
 from gradstats.runs.values_step import has_values, make_values
 from gradstats.runs.watching import let_workers_make
-from gradstats.runs.weightings import possible_weightings
 from gradstats.runs.workers import require_execution
 from gradstats.system.lock import Company, only_writer
 from gradstats.system.outputs import claim, refuse_links

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gradstats.config.options import TOKEN_BUDGET
+from gradstats.estimators.needs import possible_weightings
 from gradstats.measurement.state_values import FITTED, StateValues, read_state_values
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.claims import Board, Claim, make_missing
@@ -18,7 +19,6 @@ from gradstats.runs.sampling_step import (
     experiment_problems,
     n_planned_shards,
 )
-from gradstats.runs.weightings import possible_weightings
 from gradstats.system.files import FORMAT, digest, read_json, write_json
 from gradstats.system.progress import progress_bar
 from gradstats.system.shards import PLAN, Shards, read_origin

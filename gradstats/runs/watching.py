@@ -20,6 +20,11 @@ from gradstats.system.shards import PLAN, Shards, n_planned
 if TYPE_CHECKING:
     from gradstats.runs.ray_workers import RayWorker
 
+_NONE_LEFT = (
+    "if memory ran out, lower measurement.token_budget or sampling.batch_size, or give each worker more; what was "
+    "finished is kept, and the same command resumes from there"
+)
+
 
 @contextmanager
 def _started(run: RunDirectory, report: ProgressReport) -> Iterator[Sequence[LocalWorker | RayWorker]]:
@@ -59,7 +64,7 @@ def let_workers_make(run: RunDirectory, progress: bool) -> None:
                             continue
                     except WorkerDiedError as error:
                         if len(running) == 1 and failure is None:
-                            failure = _all_died(error)
+                            failure = RuntimeError(f"{error}, and no worker is left: {_NONE_LEFT}")
                         elif failure is None:
                             report.say(f"{error}: the others make its shard")
                     except Exception as error:
@@ -75,13 +80,6 @@ def let_workers_make(run: RunDirectory, progress: bool) -> None:
         if failure is not None:
             raise failure
         interrupt.stop_if_asked()
-
-
-def _all_died(error: WorkerDiedError) -> RuntimeError:
-    return RuntimeError(
-        f"{error}, and no worker is left: if memory ran out, lower measurement.token_budget or sampling.batch_size, "
-        "or give each worker more; what was finished is kept, and the same command resumes from there"
-    )
 
 
 def _unfinished(run: RunDirectory) -> tuple[str, Shards[Rollouts], dict[int, int], int] | None:

@@ -13,6 +13,7 @@ from gradstats.analyses import check_on_policy, sampler_gap
 from gradstats.config.experiment import Experiment
 from gradstats.config.sections import MeasurementSection
 from gradstats.estimators import recipes, token_weightings
+from gradstats.estimators.needs import PossibleWeightings, possible_weightings
 from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED
 from gradstats.estimators.recipes.weightings import weighting_names
 from gradstats.gradients import MeasuringSession
@@ -22,15 +23,8 @@ from gradstats.policy.checkpoint import checkpoint_names
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.measuring_step import _measured as measured_shard
-from gradstats.runs.measuring_step import measure_shards
+from gradstats.runs.measuring_step import measure_shards, needed_weightings, spread_of_ratios, weightings_of
 from gradstats.runs.pipeline import run_experiment
-from gradstats.runs.weightings import (
-    PossibleWeightings,
-    needed_weightings,
-    possible_weightings,
-    spread_of_ratios,
-    weightings_of,
-)
 from gradstats.system.files import read_json
 
 CLIP = ("token_clip[+]", "token_clip[-]")
