@@ -33,6 +33,7 @@ NAMES = {
     "zoo": "embedded-240",
     "qwen_mawps_tokens": "Qwen-0.5B on MAWPS",
     "embedded_tokens": "embedded",
+    "embedded_tokens_layers": "embedded, layers",
 }
 
 # Relative width of an interval that is a rounding error.

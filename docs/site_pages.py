@@ -39,6 +39,7 @@ OTHER_COMMANDS = {
     "batch_size_training": "python experiments/batch_sizes_in_training.py",
     "embedded_layers": "gradstats run embedded --set measurement.params=layers",
     "embedded_resolved_layers": "gradstats run embedded_resolved --set measurement.params=layers",
+    "embedded_tokens_layers": "gradstats run embedded_tokens --set measurement.params=layers",
     "zoo": "make figures",
 }
 #: Captions of the figures that no run draws by itself.

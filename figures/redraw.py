@@ -48,14 +48,17 @@ PICTURE = {"formats": ["png"]}
 STAMP = "drawn_from.json"
 #: What the pages say of a run at several group sizes, with the answers that these include.
 _SIZES = ("alpha", "length_scaling", "variance", "group_sizes", "equivalent_group_size", "allocation")
+#: The same of a run with token scores.
+_TOKENS = ("alpha", "length_scaling", "variance", "tokens", "token_traces", "token_sample", "token_profiles")
+_CURVES = ("curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta")
 #: Runs of which pages and pictures use these answers alone: others are not copied.
 USED = dict.fromkeys(("embedded_zoo_stale", "qwen_mismatch", "qwen_stale"), ("alpha", "length_scaling", "variance")) | {
     "embedded_layers": (*_SIZES, "optimal_baselines"),
-    "embedded_resolved_layers": (
-        *_SIZES,
-        *("optimal_baselines", "curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta"),
-    ),
+    "embedded_resolved_layers": (*_SIZES, *_CURVES, "optimal_baselines"),
+    "embedded_tokens_layers": _TOKENS,
     "embedded_zoo": (*_SIZES, "alpha_by_block", "success_bins"),
+    "qwen_gsm8k": (*_SIZES, *_CURVES),
+    "qwen_mawps_tokens": _TOKENS,
 }
 #: The run that README shows, and under which names: the methods that trainers offer.
 README_RUN, README_INCHES = "qwen_mawps", 4.2

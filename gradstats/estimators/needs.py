@@ -72,19 +72,14 @@ def _names(recipes: Iterable[Recipe]) -> tuple[str, ...]:
 
 
 def check(experiment: Experiment) -> None:
-    """Warn of estimators whose inputs the run will not measure; refuse second moments that are not to be had."""
-    _check_second_moments(experiment.measurement.second_moments)
+    """Warn of estimators whose inputs the run will not measure; refuse one of second moments that needs any."""
+    _check_estimator_of_moments(experiment.measurement.second_moments)
     for sentence in dict.fromkeys(_not_measured(experiment)):
         warnings.warn(sentence, UserWarning, stacklevel=4)
 
 
-def _check_second_moments(setting: str | None) -> None:
-    """Refuse second moments that are not on file, and those whose estimator needs a measurement."""
-    if (estimate := estimate_section(setting)) is None:
-        if setting is not None:
-            from gradstats.gradients.metric import moments_file  # loads torch
-
-            moments_file(setting)
+def _check_estimator_of_moments(second_moments: str | None) -> None:
+    if (estimate := estimate_section(second_moments)) is None:
         return
     with naming("measurement.second_moments"):
         one = get(estimate.estimator)

@@ -12,8 +12,7 @@ from gradstats.config.experiment import Experiment
 from gradstats.gradients.parameters import UnsupportedModuleError, select_parameters
 from gradstats.runs.cost import _devices as devices
 from gradstats.runs.cost import estimate_cost
-from gradstats.runs.pipeline import run_experiment
-from gradstats.runs.validate import check_names
+from gradstats.runs.pipeline import check_names, run_experiment
 
 RAY = {"executor": "ray", "workers": 2}
 
