@@ -54,19 +54,15 @@ def labels(ax):
     return [text.get_text() for text in ax.get_legend().get_texts()]
 
 
-def test_legend_gives_alpha_with_its_interval(fit):
+def test_points_line_band_and_legend_are_those_of_the_fit(fit):
     low, high = fit.confidence_interval(0.9)
     ax = plot_length_scaling(fit, label="mine", confidence_level=0.9)
     assert labels(ax) == [rf"mine: $\alpha$ = {fit.alpha:.2f} [{low:.2f}, {high:.2f}]"]
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-
-
-def test_points_line_and_band_are_those_of_the_fit(fit):
-    ax = plot_length_scaling(fit)
     points, band = ax.collections
     np.testing.assert_allclose(np.asarray(points.get_offsets()), np.column_stack([fit.lengths, fit.sq_norms]))
     x, y = ax.lines[0].get_data()
-    frame = fit.predict(x)
+    frame = fit.predict(x, 0.9)
     np.testing.assert_allclose(y, frame["sq_norm"])
     vertices = band.get_paths()[0].vertices
     assert vertices[:, 1].min() == pytest.approx(frame["sq_norm_low"].min())
@@ -123,17 +119,11 @@ def test_nothing_is_clipped_or_overlaps(fit, venue):
     with mpl.rc_context(style(venue, "half")):
         ax = plot_length_scaling(fit, published="gloeckle2026", label="embedded policy")
         ax.figure.canvas.draw()
-        page = ax.figure.bbox
         for artist in (ax.xaxis.label, ax.yaxis.label, ax.get_legend()):
-            box = artist.get_window_extent()
-            assert page.x0 <= box.x0
-            assert box.x1 <= page.x1
-            assert page.y0 <= box.y0
-            assert box.y1 <= page.y1
+            assert ax.figure.bbox.padded(1).count_contains(artist.get_window_extent().corners()) == 4, artist
         legend = ax.get_legend().get_window_extent()
         for points in ax.collections[:2]:
-            at = ax.transData.transform(points.get_offsets())
-            assert not legend.count_contains(at)
+            assert not legend.count_contains(ax.transData.transform(points.get_offsets()))
 
 
 def test_the_axis_states_a_metric_that_is_not_euclidean(fit):

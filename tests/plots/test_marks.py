@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
@@ -16,54 +18,18 @@ from gradstats.plots.marks import (
     SPACE,
     as_frame,
     draw_intervals,
-    draw_nothing,
     estimates_of,
     interval_keys,
     legend_below,
     legend_columns,
     legend_height,
     legend_text,
-    quantity_to_draw,
-    require_columns,
-    without_interval,
 )
-from gradstats.stats.variance.quantities import QUANTITIES
 
 
 def test_a_result_gives_its_frame_and_a_frame_is_taken_as_it_is():
     frame = pd.DataFrame({"a": [1]})
-
-    class Result:
-        def to_frame(self):
-            return frame
-
-    assert as_frame(frame) is frame
-    assert as_frame(Result()) is frame
-
-
-def test_missing_columns_are_listed_with_the_remedy():
-    frame = pd.DataFrame({"b": [1]})
-    require_columns(frame, ["b"], "give b")
-    with pytest.raises(ValueError, match=r"^the table lacks the column\(s\) a, c: give all three$"):
-        require_columns(frame, ["c", "b", "a"], "give all three")
-
-
-def test_a_quantity_is_found_among_those_that_a_figure_draws():
-    drawn = [QUANTITIES[name] for name in ("trace_cov", "cosine")]
-    assert quantity_to_draw("cosine", drawn) is QUANTITIES["cosine"]
-    with pytest.raises(ValueError, match=r"^value='ratio' cannot be drawn: choose from trace_cov, cosine$"):
-        quantity_to_draw("ratio", drawn)
-
-
-def test_empty_axes_say_why_in_their_middle():
-    figure, ax = plt.subplots()
-    draw_nothing(ax, "no tokens")
-    figure.canvas.draw()
-    box, (text,) = ax.get_window_extent(), ax.texts
-    assert text.get_text() == "no tokens"
-    extent = text.get_window_extent()
-    assert (extent.x0 + extent.x1) / 2 == pytest.approx((box.x0 + box.x1) / 2, abs=1.5)
-    assert (extent.y0 + extent.y1) / 2 == pytest.approx((box.y0 + box.y1) / 2, abs=3)
+    assert as_frame(frame) is as_frame(SimpleNamespace(to_frame=lambda: frame)) is frame
 
 
 INF, NAN = np.inf, np.nan
@@ -79,10 +45,6 @@ ROWS = np.array(
         [NAN, 0.5, INF],
     ]
 )
-
-
-def test_only_a_value_without_either_end_has_no_interval():
-    assert without_interval(*ROWS.T).tolist() == [False, True, False, False, False, False, False]
 
 
 def frame_of(rows):

@@ -9,14 +9,20 @@ import pytest
 from fixture_frames import variance
 
 from gradstats.plots import save_figure, style
-from gradstats.plots.save import sample_size, sample_size_of, write_sample_size
+from gradstats.plots.save import sample_size, sample_size_of
 
 
-def test_prompts_of_different_sizes_state_totals():
-    assert sample_size(96, 768) == "96 prompts × 8 completions"
-    assert sample_size(96, 769) == "96 prompts, 769 completions"
-    assert sample_size(96, 768, 8) == "96 prompts × 8 completions"
-    assert sample_size(96, 768, 2) == "96 prompts × 8 completions, in groups of 2"
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        ((96, 768), "96 prompts × 8 completions"),
+        ((96, 769), "96 prompts, 769 completions"),
+        ((96, 768, 8), "96 prompts × 8 completions"),
+        ((96, 768, 2), "96 prompts × 8 completions, in groups of 2"),
+    ],
+)
+def test_prompts_of_different_sizes_state_totals(sizes, text):
+    assert sample_size(*sizes) == text
 
 
 def test_a_comparison_states_what_it_measured():
@@ -34,13 +40,6 @@ def test_cells_of_a_sweep_state_their_range():
     assert sample_size_of(frame) == "64 prompts × 8 completions in each cell"
     frame["n_completions"] = [256, 512]
     assert sample_size_of(frame) == "64 prompts and 256–512 completions in each cell"
-
-
-def test_nothing_is_written_where_nothing_is_known():
-    figure, _ = plt.subplots()
-    write_sample_size(figure, "")
-    assert figure.get_suptitle() == ""
-    assert tuple(figure.get_size_inches()) == tuple(plt.rcParams["figure.figsize"])
 
 
 @pytest.fixture
@@ -96,21 +95,10 @@ def test_width_is_exact_and_fonts_are_truetype(figure, tmp_path):
     assert image.shape[1] == int(3.25 * 300)
 
 
-def test_takes_a_result_as_source(figure, tmp_path):
-    class Result:
-        def to_frame(self):
-            return pd.DataFrame({"alpha": [0.5]})
-
-    assert save_figure(figure, tmp_path / "f", (), source=Result())[0].read_text() == "alpha\n0.5\n"
-
-
-def test_unknown_format(figure, tmp_path):
+def test_what_cannot_be_written_is_said(figure, tmp_path):
     with pytest.raises(ValueError, match="formats holds 'bmp': choose from pdf, svg, png, pgf"):
         save_figure(figure, tmp_path / "f", ("pdf", "bmp"))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_written_is_said(figure, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="figures cannot be written to .*file/figures .*: choose another folder"):
         save_figure(figure, tmp_path / "file" / "figures" / "f")

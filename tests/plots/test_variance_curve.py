@@ -53,19 +53,3 @@ def test_the_panels_share_the_parameter_and_one_legend():
     assert axes[-1].get_xlabel() == r"exponent $\alpha$"
     (legend,) = plt.gcf().legends
     assert len(legend.get_texts()) == 6
-
-
-def test_an_unknown_value_is_refused():
-    with pytest.raises(ValueError, match="value='rewards' cannot be drawn"):
-        analyses.plot_variance_curve(curves("ordinary"), value="rewards")
-
-
-def test_the_minimiser_stands_between_the_axis_and_the_curve():
-    frame = curves("ordinary")
-    ax = analyses.plot_variance_curve(frame)
-    ax.figure.canvas.draw()
-    (diamond,) = [line for line in ax.lines if line.get_marker() == "D"]
-    height = ax.transAxes.transform((0.0, diamond.get_ydata()[0]))[1] - ax.get_window_extent().y0
-    assert height > 0.5 * diamond.get_markersize() * ax.figure.dpi / 72
-    lowest = ax.transData.transform((0.0, frame["matched_ratio_simultaneous_low"].min()))[1] - ax.get_window_extent().y0
-    assert lowest > height
