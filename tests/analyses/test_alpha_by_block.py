@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from fixture_frames import blocks, parameter_blocks
+from fixture_frames import blocks
 
 from gradstats import analyses
 from gradstats.analyses.alpha_by_block import has_kinds
@@ -68,15 +68,6 @@ def test_blocks_with_the_same_ending_stay_apart():
     assert len(set(labels)) == 3
 
 
-def test_the_whole_gradient_is_a_diamond_beside_round_blocks():
-    frame = blocks("ordinary")
-    ax = analyses.plot_alpha_by_block(frame)
-    points = [line for line in ax.lines if line.get_linestyle() == "None"]
-    assert [point.get_marker() for point in points] == ["o"] * (len(frame) - 1) + ["D"]
-    np.testing.assert_array_equal([point.get_xdata()[0] for point in points], frame["alpha"])
-    assert [list(line.get_xdata()) for line in ax.lines[:2]] == [[0.5, 0.5], [1.0, 1.0]]
-
-
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
@@ -88,10 +79,3 @@ def test_the_whole_gradient_is_a_diamond_beside_round_blocks():
 )
 def test_a_map_needs_kinds_of_parameter_within_layers(names, expected):
     assert has_kinds(pd.DataFrame({"block": names})) is expected
-
-
-def test_a_long_kind_is_shortened_in_the_middle():
-    ax = analyses.plot_block_heatmap(parameter_blocks("long names"))
-    labels = [label.get_text() for label in ax.get_yticklabels()]
-    assert "an_expert_wi…ength.up_proj" in labels
-    assert max(map(len, labels)) <= 26

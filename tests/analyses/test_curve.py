@@ -137,14 +137,6 @@ def test_clips_that_no_ratio_reaches_do_not_matter():
     assert found.sentence() == "The variance of recipe:dr_grpo does not depend on clip_width on these completions."
 
 
-def test_lambda_of_gae_takes_the_state_values():
-    policy = EnumeratedPolicy(vocabulary=3, max_length=3, dimension=4, n_prompts=5, rng=0)
-    batch, _, scores = policy.sample(60, 4, rng=0)
-    found = variance_curve(batch, "gae", "lam", [0.0, 0.5, 1.0], scores)
-    expected = quietly(gs.compare, batch, ["gae(lam=0.5)"], scores).to_frame()["trace_cov"]
-    assert found.to_frame()["trace_cov"][1] == pytest.approx(expected.item(), rel=1e-12)
-
-
 def test_group_size_is_compared_at_an_equal_total_of_completions():
     batch, scores = sized_batch(40, 8)
     found = variance_curve(batch, "rloo", "group_size", [2, 4, 8], scores)
@@ -160,23 +152,6 @@ def test_group_size_is_compared_at_an_equal_total_of_completions():
     short = short_table(registry.get("curve"), frame)  # every row of the reference beside itself is 1
     assert short.headings[0] == "noise at equal completions"
     assert short.rows[-1].cells[0] == "1" != short.rows[0].cells[0]
-
-
-def test_captions_state_the_group_size_and_the_level(curve):
-    question = registry.get("curve")
-    frame = curve.to_frame(0.8)
-    assert "along alpha, groups of 6 completions, with pointwise 80% intervals over 100" in question.caption(frame)
-    assert "80% pointwise bands" in question.figures[0].caption_of(frame)
-    frame["group_size"] = np.linspace(2.0, 6.0, len(frame))
-    assert "along alpha, groups of several sizes, with" in question.caption(frame)
-
-
-def test_where_the_signal_is_not_resolved_there_is_no_minimiser():
-    batch, scores = correlated_batch(20, 4)
-    found = variance_curve(batch, "length_weighted", "alpha", VALUES, scores)
-    assert np.isnan([found.minimiser, *found.confidence_interval()]).all()
-    assert any("where the variance is lowest is not known" in note for note in found.notes)
-    assert "is not known" in found.sentence()
 
 
 def test_refusals():

@@ -15,7 +15,6 @@ from command_line import run
 from probed_policies import MANY_DIRECTIONS, probed
 
 from gradstats.analyses import registry
-from gradstats.analyses.declaration import Analysis
 from gradstats.report.analysis_tables import table_of
 from gradstats.report.columns import INDEX
 from gradstats.report.saved_results import read_results
@@ -77,15 +76,6 @@ def answer(name, folder):
     with warnings.catch_warnings():  # the data are few
         warnings.simplefilter("ignore")
         return registry.get(name).call_with_source(registry.get(name).source(folder), **ASKED[name][1])
-
-
-def asked_of_a_type_that_only_checkers_know(measured: Nowhere, *, count: int = 1) -> None:
-    """Ask."""
-
-
-def test_only_the_types_of_options_are_needed():
-    question = Analysis(name="mine", ask=asked_of_a_type_that_only_checkers_know, options=("count",), columns=())
-    assert question.hints == {"count": int}
 
 
 def test_every_question_is_asked_here():

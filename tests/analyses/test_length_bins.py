@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 from off_policy import ImportanceWeighted, turned_policy
 
@@ -44,19 +43,6 @@ def test_each_bin_is_the_sum_over_its_own_completions():
     assert np.all((low < frame["trace_cov"]) & (frame["trace_cov"] < high))
 
 
-def test_one_bin_is_the_whole():
-    batch, scores = ragged_batch()
-    frame = variance_by_length(batch, "rloo", scores, n_bins=1).to_frame()
-    assert frame["trace_cov"][0] == pytest.approx(compare(batch, ["rloo"], scores).to_frame()["trace_cov"][0])
-
-
-def test_tied_lengths_make_fewer_bins():
-    batch, scores = ragged_batch()
-    tied = batch.with_fields(lengths=np.where(batch.lengths < 100, 7, 90), mask=None)
-    frame = variance_by_length(tied, "rloo", scores, n_bins=8).to_frame()
-    assert frame[["length_low", "length_high"]].to_numpy().tolist() == [[7, 7], [90, 90]]
-
-
 def test_the_mean_over_tokens_gives_each_length_its_share():
     """E[g] of completions of length T is (N−1)/(N·T) of theirs under RLOO."""
     policy = EnumeratedPolicy(3, 4, n_prompts=2, rng=3)
@@ -88,27 +74,6 @@ def test_off_policy_the_bins_are_judged_against_the_weighted_gradient():
     assert not (frame["scale_low"] < 1).all() or not (frame["scale_high"] > 1).all()
     asked = variance_by_length(batch, "rloo", scores, n_bins=2, target="on_policy").to_frame()
     assert asked["scale"].tolist() == [1.0, 1.0]
-
-
-def test_masked_lengths_keep_nothing_of_the_gradient():
-    batch, scores = ragged_batch()
-    edge = int(np.sort(batch.lengths)[180])
-    frame = variance_by_length(
-        batch.with_fields(truncated=batch.lengths >= edge), "recipe:rloo(filter=mask_truncated)", scores, n_bins=4
-    ).to_frame()
-    assert frame.iloc[3][["scale", "scale_low", "scale_high", "kept_share"]].tolist() == [0.0, 0.0, 0.0, 0.0]
-    assert (frame["scale"].iloc[:3] > 0.5).all()
-
-
-def test_several_estimators_have_the_same_bins_and_their_own_rows():
-    batch, scores = ragged_batch()
-    labels = ["rloo", "recipe:grpo"]
-    together = variance_by_length(batch, labels, scores, n_bins=3)
-    frame = together.to_frame()
-    assert frame["estimator"].tolist() == np.repeat(labels, 3).tolist()
-    for label in labels:
-        alone = variance_by_length(batch, label, scores, n_bins=3).to_frame()
-        pd.testing.assert_frame_equal(frame.loc[frame["estimator"] == label].reset_index(drop=True), alone)
 
 
 def test_the_sentence_the_figure_and_the_first_rows_are_those_of_the_reference():

@@ -70,12 +70,6 @@ def test_a_correlation_that_cannot_be_estimated_is_said_to_be_so():
     )
 
 
-def test_the_level_of_its_interval_must_be_a_probability():
-    batch, _ = correlated_batch()
-    with pytest.raises(ValueError, match="^confidence_level=2 must lie between 0 and 1"):
-        length_reward_correlation(batch).sentence(2.0)
-
-
 def test_reward_and_length_are_relative_to_their_prompt():
     frame = completions("ordinary")
     ax = plot_length_reward(frame)

@@ -182,11 +182,6 @@ def test_a_ratio_that_is_not_known_to_any_power_of_ten_is_not_resolved():
     assert format_estimate(2.17, 0.0443, 1.4e7, limits=POSITIVE) == "2.2 [≥ 0.044]"
 
 
-def test_readable_leaves_what_is_known_as_it_is():
-    assert displayable_interval(0.7, 0.6, 0.8, SHARE) == (0.7, 0.6, 0.8)
-    assert displayable_interval(NAN, 0.6, 1.0, SHARE)[1] == 0.6
-
-
 @pytest.mark.parametrize(
     ("numbers", "written"),
     [

@@ -20,7 +20,6 @@ from gradstats.analyses.optimal_baselines import (
     learned_exponent,
     learned_mixture,
     learned_shift,
-    lowest_shares,
     lowest_shifted_shares,
     optimal_baselines,
     variance_with,
@@ -63,20 +62,6 @@ def test_the_learned_shift_is_the_lowest_on_the_other_prompts():
         below, there, above = (one.value for one in variances_at(pool, est.asymmetric, "delta", deltas))
         assert there < min(below, above)
         assert below == pytest.approx(above, rel=1e-6)
-
-
-def test_shares_are_the_lowest_of_a_grid():
-    rng = np.random.default_rng(0)
-    roots = rng.normal(size=(40, 3, 3))
-    forms = roots @ roots.transpose(0, 2, 1)
-    shares = lowest_shares(forms)
-    assert (shares >= 0).all()
-    np.testing.assert_allclose(shares.sum(axis=1), 1.0)
-    steps = [(i / 50, j / 50, 1 - (i + j) / 50) for i in range(51) for j in range(51 - i)]
-    for form, found in zip(forms, shares, strict=True):
-        on_grid = min(np.array(one) @ form @ np.array(one) for one in steps)
-        assert found @ form @ found <= on_grid + 1e-12
-    assert len({tuple(share > 0) for share in shares}) > 2  # corners, edges and the inside occur
 
 
 def test_shares_and_shift_are_the_lowest_of_a_search():

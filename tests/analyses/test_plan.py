@@ -21,10 +21,8 @@ def test_the_published_points_call_for_hundreds_of_sequences():
     points = data.load("gloeckle2026")
     pilot = fit_length_scaling(lengths=points["length"], sq_norms=points["sq_norm"])
     plan = plan_alpha(pilot, 0.05)
-    assert 850 <= plan.n <= 900
-    assert plan.n == plan.n_prompts
+    assert 850 <= plan.n == plan.n_prompts <= 900
     assert plan_alpha(pilot, 0.1).n == pytest.approx(plan.n / 4, rel=0.02)
-    assert plan.to_frame()["n"].item() == plan.n
 
 
 def test_a_plan_is_kept():
@@ -57,40 +55,32 @@ def test_a_plan_from_noise_and_spread_of_lengths():
     assert plan_alpha(half_width=0.1, noise=2.0, length_spread=1.0).n == 387
 
 
-def test_plan_refusals(unchecked):
-    with pytest.raises(TypeError, match="pilot is a dict: give a fit, for example gs.fit_length_scaling"):
-        plan_alpha({"alpha": 0.8})
-    pilot = fit_length_scaling(lengths=[1, 2, 3, 4], sq_norms=[1, 2, 4, 3])
-    with pytest.raises(ValueError, match="half_width=0 must be positive"):
-        plan_alpha(pilot, 0.0)
-    exact = fit_length_scaling(lengths=[1, 2, 3, 4], sq_norms=[1, 1, 1, 1])
-    with pytest.raises(ValueError, match="the pilot has no standard error"):
-        plan_alpha(exact, 0.05)
-    with pytest.raises(TypeError, match=r"either a pilot \(a fit; .*, or both noise= and length_spread="):
-        plan_alpha()
-    with pytest.raises(TypeError, match="give both noise= and length_spread="):
-        plan_alpha(noise=1.0)
-    with pytest.raises(ValueError, match="noise=-1 must be positive, for example 1"):
-        plan_alpha(noise=-1.0, length_spread=0.5)
+SLOPED = fit_length_scaling(lengths=[1, 2, 3, 4], sq_norms=[1, 2, 4, 3])
+EXACT = fit_length_scaling(lengths=[1, 2, 3, 4], sq_norms=[1, 1, 1, 1])
 
 
-def test_the_level_of_the_planned_interval_must_be_a_probability():
-    with pytest.raises(ValueError, match="^confidence_level=1 must lie between 0 and 1"):
-        plan_alpha(half_width=0.1, noise=1.0, length_spread=0.5, confidence_level=1.0)
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"pilot": {"alpha": 0.8}}, TypeError, "pilot is a dict: give a fit, for example gs.fit_length_scaling"),
+        ({"pilot": SLOPED, "half_width": 0.0}, ValueError, "half_width=0 must be positive"),
+        ({"pilot": EXACT, "half_width": 0.05}, ValueError, "the pilot has no standard error"),
+        ({}, TypeError, r"either a pilot \(a fit; .*, or both noise= and length_spread="),
+        ({"noise": 1.0}, TypeError, "give both noise= and length_spread="),
+        ({"noise": -1.0, "length_spread": 0.5}, ValueError, "noise=-1 must be positive, for example 1"),
+        ({"noise": 1.0, "length_spread": 0.5, "confidence_level": 1.0}, ValueError, "^confidence_level=1 must lie"),
+    ],
+)
+def test_plan_refusals(given, error, message, unchecked):
+    with pytest.raises(error, match=message):
+        plan_alpha(**given)
 
 
 def pilot(ratio=0.87, stderr=0.1, n_prompts=400, level=0.95, **columns):
     """A comparison whose ratio has that standard error of its logarithm."""
     margin = stats.t.ppf(0.5 + level / 2, n_prompts - 1) * stderr
-    row = {
-        "estimator": "grpo",
-        "group_size": 4,
-        "ratio": ratio,
-        "ratio_low": ratio * np.exp(-margin),
-        "ratio_high": ratio * np.exp(margin),
-        **columns,
-    }
-    frame = pd.DataFrame([row])
+    ends = {"ratio_low": ratio * np.exp(-margin), "ratio_high": ratio * np.exp(margin)}
+    frame = pd.DataFrame([{"estimator": "grpo", "group_size": 4, "ratio": ratio, **ends, **columns}])
     frame.attrs = {"n_prompts": n_prompts, "n_groups": 2 * n_prompts, "reference": "rloo", "confidence_level": level}
     return frame
 
@@ -168,17 +158,36 @@ def test_a_comparison_is_a_pilot():
         plan_ratio(compared, "rloo")
 
 
-def test_refusals():
-    with pytest.raises(ValueError, match="estimator='rlo' has 0 rows in the pilot and one is needed"):
-        plan_ratio(pilot(), "rlo")
-    with pytest.raises(ValueError, match="ratio=1 must be positive and not 1, for example 0.87"):
-        plan_ratio(pilot(), "grpo", 1.0)
-    with pytest.raises(ValueError, match="'grpo' is not resolved in the pilot, .*plan those that resolve its signal"):
-        plan_ratio(pilot(ratio_low=0.0, ratio_high=np.inf), "grpo")
-    with pytest.raises(ValueError, match="quantity='cosine' is not a ratio to be planned"):
-        plan_ratio(pilot(), "grpo", quantity="cosine")
-    with pytest.raises(ValueError, match="confidence_level=2 must lie between 0 and 1"):
-        plan_ratio(pilot(), "grpo", confidence_level=2.0)
+@pytest.mark.parametrize(
+    ("columns", "estimator", "asked", "message"),
+    [
+        ({}, "rlo", {}, "estimator='rlo' has 0 rows in the pilot and one is needed"),
+        ({}, "grpo", {"ratio": 1.0}, "ratio=1 must be positive and not 1, for example 0.87"),
+        (
+            {"ratio_low": 0.0, "ratio_high": np.inf},
+            "grpo",
+            {},
+            "'grpo' is not resolved in the pilot, .*plan those",
+        ),
+        ({}, "grpo", {"quantity": "cosine"}, "quantity='cosine' is not a ratio to be planned"),
+        ({}, "grpo", {"confidence_level": 2.0}, "confidence_level=2 must lie between 0 and 1"),
+        ({}, "grpo", {"within": 0.1, "equivalent": 0.1}, "within and equivalent are two goals: plan for one"),
+        ({}, "grpo", {"ratio": 0.87, "within": 0.1}, "within and ratio are two goals: plan for one"),
+        ({}, "grpo", {"within": -0.1}, r"within=-0\.1 must be a positive share"),
+        ({}, "grpo", {"ratio": 0.87, "equivalent": 0.05}, r"a ratio of 0\.87 is not within 0\.05 of 1"),
+    ],
+)
+def test_goals_that_cannot_be_planned_are_refused(columns, estimator, asked, message):
+    with pytest.raises(ValueError, match=message):
+        plan_ratio(pilot(**columns), estimator, **asked)
+
+
+def test_the_sentences_name_the_goal():
+    same, known = plan_ratio(pilot(), "grpo", 1.0, equivalent=0.05), plan_ratio(pilot(), "grpo", within=0.03)
+    assert same.sentence().endswith(" show grpo and rloo to differ by at most 5% in 80% of studies.")
+    assert same.sentences()[1].startswith("Planned: showing that the ratio of grpo to rloo")
+    assert known.sentence().endswith(" give the ratio of grpo to rloo ± 3% in 80% of studies.")
+    assert "known to ± 0.03 of itself" in known.sentences()[1]
 
 
 def test_the_size_solves_its_equation():
@@ -213,20 +222,21 @@ def test_a_signal_that_may_be_zero_has_no_upper_end():
 
 def test_refusals_of_signal_plan():
     batch, scores = sized_batch(n_prompts=20)
-    compared = quiet_compare(batch, ["rloo", "reinforce"], scores, group_size=4)
-    with pytest.raises(ValueError, match="estimator='grpo' is not in the pilot: choose from rloo, reinforce"):
-        plan_signal(compared, "grpo")
-    several = quiet_compare(batch, ["rloo", "reinforce"], scores, group_size=[2, 4])
-    with pytest.raises(ValueError, match="several group sizes: compare at one group size"):
-        plan_signal(several, "rloo")
-    silent = quiet_compare(
-        batch.with_fields(rewards=np.ones(len(batch.rewards))), ["reinforce", "rloo"], scores, reference="reinforce"
-    )
-    with pytest.raises(ValueError, match="no interval of ‖E g‖² for 'rloo' from at least 4 prompts"):
-        plan_signal(silent, "rloo")
-    batch_level = quiet_compare(batch, ["batch_mean", "rloo"], scores, group_size=4)
-    with pytest.raises(ValueError, match="no interval of ‖E g‖² for 'batch_mean'.*choose a group-level estimator"):
-        plan_signal(batch_level, "batch_mean")
+    silent = batch.with_fields(rewards=np.ones(len(batch.rewards)))
+    for given, label, asked, message in (
+        (
+            batch,
+            "grpo",
+            {"group_size": 4},
+            "estimator='grpo' is not in the pilot: choose from rloo, reinforce, batch_",
+        ),
+        (batch, "rloo", {"group_size": [2, 4]}, "several group sizes: compare at one group size"),
+        (silent, "rloo", {"reference": "reinforce"}, "no interval of ‖E g‖² for 'rloo' from at least 4 prompts"),
+        (batch, "batch_mean", {"group_size": 4}, "no interval of ‖E g‖² for 'batch_mean'.*choose a group-level estim"),
+    ):
+        compared = quiet_compare(given, ["rloo", "reinforce", "batch_mean"], scores, **asked)
+        with pytest.raises(ValueError, match=message):
+            plan_signal(compared, label)
 
 
 def test_a_ratio_is_known_as_well_as_planned_and_equals_are_shown_equal():
@@ -266,22 +276,6 @@ def test_the_variance_of_influences_plans_fewer_than_the_width_of_a_small_pilot(
     assert plan_ratio(few, label, within=0.05).asked["stderr_of_one"] == pytest.approx(
         few.rows[0].ratio.stderr * np.sqrt(12)
     )
-
-
-def test_goals_that_cannot_be_planned_are_refused():
-    with pytest.raises(ValueError, match="within and equivalent are two goals: plan for one"):
-        plan_ratio(pilot(), "grpo", within=0.1, equivalent=0.1)
-    with pytest.raises(ValueError, match="within and ratio are two goals: plan for one"):
-        plan_ratio(pilot(), "grpo", 0.87, within=0.1)
-    with pytest.raises(ValueError, match=r"within=-0\.1 must be a positive share"):
-        plan_ratio(pilot(), "grpo", within=-0.1)
-    with pytest.raises(ValueError, match=r"a ratio of 0\.87 is not within 0\.05 of 1"):
-        plan_ratio(pilot(), "grpo", 0.87, equivalent=0.05)
-    same, known = plan_ratio(pilot(), "grpo", 1.0, equivalent=0.05), plan_ratio(pilot(), "grpo", within=0.03)
-    assert same.sentence().endswith(" show grpo and rloo to differ by at most 5% in 80% of studies.")
-    assert same.sentences()[1].startswith("Planned: showing that the ratio of grpo to rloo")
-    assert known.sentence().endswith(" give the ratio of grpo to rloo ± 3% in 80% of studies.")
-    assert "known to ± 0.03 of itself" in known.sentences()[1]
 
 
 def test_a_critical_batch_is_known_to_the_factor_that_was_planned():

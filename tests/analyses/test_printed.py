@@ -13,7 +13,7 @@ from measured_by_hand import measured_by_hand
 from power_laws import noisy_power_law
 
 import gradstats as gs
-from gradstats.analyses.printed import ReprMixin, estimates_with_intervals, printed_sentences, records
+from gradstats.analyses.printed import ReprMixin, estimates_with_intervals, printed_sentences
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,11 +92,4 @@ def test_a_result_that_passes_a_verdict_prints_it():
     assert printed_sentences(SimpleNamespace(verdict=lambda: "Consistent.", notes=["few"])) == [
         "Consistent.",
         "note: few",
-    ]
-
-
-def test_each_row_is_a_dictionary_with_text_keys():
-    assert records(pd.DataFrame({"name": ["a", "b"], 1: [0.5, 2.0]})) == [
-        {"name": "a", "1": 0.5},
-        {"name": "b", "1": 2.0},
     ]

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gradstats.analyses.profile import CHOICE, HEAVIEST, LONG, PROFILE_QUANTITIES, heaviest_share, profile_policy
+from gradstats.analyses.profile import heaviest_share, profile_policy
 from gradstats.analyses.variance import compare
 from gradstats.measurement import Measurement
 from gradstats.rollouts import Rollouts
@@ -41,19 +41,6 @@ def quietly(measured, call=profile_policy):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return call(measured)
-
-
-def test_headings_state_the_thresholds():
-    heading = PROFILE_QUANTITIES["top16_share"]  # which stands in tables without the row n_long
-    assert f"top {HEAVIEST} of {LONG}+ tokens" in heading
-    assert f"above {CHOICE} nats" in PROFILE_QUANTITIES["share_above_half_nat"]
-
-
-def test_counts_and_means():
-    profile = quietly(measurement())
-    assert (profile.n_prompts, profile.n_sequences, profile.n_long) == (3, 6, 0)
-    assert profile.median_length == 4.0
-    assert profile.mean_reward == pytest.approx(4 / 6)
 
 
 def test_entropy_is_averaged_over_tokens_and_choices_are_counted_above_half_a_nat():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from comparison_batches import correlated_batch, quiet_compare
+from comparison_batches import correlated_batch
 from measured_by_hand import breakdowns
 from probed_policies import MANY_DIRECTIONS, probed
 
@@ -39,15 +39,6 @@ def exact_shares(policy, estimator, size):
     squares = chance * [one.trace_cov + one.signal_sq for one in by_prompt]
     scale = [one.coefficient for one in by_prompt]
     return np.array([scale, along / whole.signal_sq, (squares - along) / whole.trace_cov]).T
-
-
-@pytest.mark.parametrize(("size", "extreme", "middle"), [(8, 2.18, 1.74), (4, 1.46, 1.40)])
-def test_dividing_by_the_standard_deviation_favours_easy_and_hard_prompts(size, extreme, middle):
-    """E[ĝ of a prompt] over that prompt's ∇J, exactly."""
-    moments = one_choice().moments_by_prompt(est.get("grpo"), size)
-    np.testing.assert_allclose([one.coefficient for one in moments], [extreme, middle, extreme], atol=0.005)
-    for one in moments:  # along its own gradient
-        assert one.cosine == pytest.approx(1.0)
 
 
 def test_scales_and_shares_are_the_exact_ones():
@@ -153,36 +144,6 @@ def test_a_run_splits_one_estimator_of_each_unit_and_its_caption_says_how_many_i
     assert short_table(analysis, answer.frame).rows[0].names[0] == "reinforce"
     alone = breakdowns(measured, VarianceSection(estimators=labels[:1]))["success_bins"]
     assert "are not" not in analysis.caption(alone.frame)
-
-
-def test_smaller_groups_of_the_half_are_averaged_within_their_prompt():
-    batch, scores = correlated_batch(n_prompts=40, size=8)
-    scores = scores + 3.0 * batch.rewards[:, None]
-    found = variance_by_success(batch, ["rloo"], scores, group_size=2, bins=1)
-    half = np.flatnonzero(np.arange(320) % 8 < 4)
-    whole = quiet_compare(batch.select(half), ["rloo"], scores[half], group_size=2).to_frame()
-    assert found.group_size == 2
-    assert found.to_frame()[["scale", "share_of_gradient", "share_of_variance"]].to_numpy() == pytest.approx(1.0)
-    assert found.to_frame()["kept_share"][0] == pytest.approx(whole["kept_share"][0])
-
-
-def test_token_level_estimators_from_probes():
-    """Exactly enumerated: OTB changes the gradient of each prompt by a factor near 1, and the whole by 1."""
-    batch, _, tokens = MANY_DIRECTIONS.sample(1500, 4, rng=0)
-    measured = probed(batch, tokens, 16, 2, np.random.default_rng(0))
-    assert batch.values is not None
-    rate = batch.values[:, 0]
-    middle = float(np.median(rate))
-    edges = [0.0, middle, 1.0]
-    frame = variance_by_success(measured, ["otb(loo=True)", "otb"], success=rate, bins=edges).to_frame(0.999)
-    rates = np.array([MANY_DIRECTIONS.values[MANY_DIRECTIONS.prompts == m][0, 0] for m in range(8)])
-    for label, rows in frame.groupby("estimator"):
-        by_prompt = MANY_DIRECTIONS.moments_by_prompt(est.get(str(label)), 4)
-        for row, inside in zip(rows.to_dict("records"), (rates < middle, rates >= middle), strict=True):
-            mine = np.sum([one.mean for one, here in zip(by_prompt, inside, strict=True) if here], axis=0)
-            theirs = np.sum([one.true_gradient for one, here in zip(by_prompt, inside, strict=True) if here], axis=0)
-            assert row["scale_low"] < mine @ theirs / (theirs @ theirs) < row["scale_high"]
-    assert frame["share_of_variance"].sum() == pytest.approx(2.0)
 
 
 def test_degenerate_bins_have_no_scale():

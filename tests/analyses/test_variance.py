@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from comparison_batches import interleaved_batch, quiet_compare, quietly, sized_batch
+from comparison_batches import interleaved_batch, quiet_compare, quietly
 from conftest import ragged_rollouts, tiny_model
 from measured_by_hand import measured_by_hand
 from oracles.naive_estimators import sequence_gradients
@@ -23,12 +23,9 @@ from gradstats.stats.jackknife import mean_statistic
 from gradstats.stats.variance.best_set import pairwise_differences
 from gradstats.stats.variance.quantities import (
     COMPARED,
-    JUDGED,
     QUANTITIES,
     VARIANCE_COMPONENTS,
-    axis_label,
     filled_in,
-    shown_in,
 )
 
 EVERY = np.ones(3, dtype=bool)
@@ -67,31 +64,6 @@ def test_the_truly_lowest_is_kept_at_the_stated_rate():
         every += inside.all()
     assert kept / 400 >= 0.95
     assert every / 400 >= 0.92
-
-
-def test_the_column_of_a_comparison():
-    batch, scores = interleaved_batch([4] * 60, signal=1.0)
-    result = quiet_compare(batch, ["rloo", "group_mean", "constant(b=5)"], scores)
-    frame = result.to_frame()
-    # An own-sample mean is `rloo` at matched signal.
-    assert frame["in_best_set"].tolist() == [True, True, False]
-
-
-def test_rows_may_be_placed_among_others_that_are_not_known():
-    values = np.exp(0.1 * np.random.default_rng(0).normal(size=(2, 50))) * [[1.0], [2.0]]
-    placed = pairwise_differences([mean_statistic(each) for each in values]).placed([0, 2], 3)
-    assert placed.best_set(EVERY, 0.95).tolist() == [True, False, False]
-    assert np.isnan(placed.studentised[1]).all()
-
-
-def test_verdicts_are_those_of_each_group_size():
-    batch, scores = sized_batch(n_prompts=60)
-    names = ["rloo", "reinforce", "grpo"]
-    frame = quiet_compare(batch, names, scores, group_size=[2, 4]).to_frame()
-    for position, size in enumerate((2, 4)):
-        alone = quiet_compare(batch, names, scores, group_size=size).to_frame()
-        for column in ("in_best_set", "n_effective_prompts", "most_influential_prompt"):
-            assert frame[column].iloc[3 * position : 3 * position + 3].tolist() == alone[column].tolist()
 
 
 def test_simultaneous_intervals_widen_with_the_level_and_hold_the_single_ones():
@@ -288,27 +260,6 @@ def test_labels_are_filled_in_with_reference_and_target():
     label = QUANTITIES["cosine"].axis_label
     assert filled_in(label, {"target": "importance"}) == "cosine to the importance-weighted gradient"
     assert filled_in(label, {}) == "cosine to the on-policy gradient"  # a frame of an earlier version
-
-
-def test_the_axis_states_a_metric_that_is_not_euclidean(comparison):
-    attrs = comparison.to_frame().attrs
-    assert attrs["metric"] == "euclidean"
-    assert "metric" not in axis_label(QUANTITIES["trace_cov"], attrs)
-    label = axis_label(QUANTITIES["ratio"], attrs | {"metric": "adam(eps=1e-08, power=0.5, moments=1a)"})
-    assert label == "variance relative to rloo\n(Adam's metric)"
-
-
-def test_what_decides_has_no_unit():
-    assert not JUDGED.has_unit
-    assert {one.name for one in QUANTITIES.values() if one.has_unit} == {
-        "trace_cov", "signal_sq", "ratio", "within_prompt", "between_prompt",
-    }  # fmt: skip
-
-
-def test_what_is_shown_where():
-    assert shown_in("terminal") == ("trace_cov", "ratio", "matched_ratio", "cosine", "matched_bias_share")
-    assert shown_in("panels") == ("matched_ratio", "cosine", "matched_bias_share")
-    assert set(shown_in("page")) == set(shown_in("paper"))
 
 
 def test_a_comparison_is_pickled(comparison):

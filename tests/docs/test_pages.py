@@ -87,18 +87,6 @@ def test_what_needs_markup_has_it(public):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize(
-    "text", ["the sum of R_i", "grows as T^α", r"a \\frac", "costs $x$", "Args:\n    sq_norm: of S_i."]
-)
-def test_the_rule_finds(text):
-    assert UNSET.search(prose(text))
-
-
-def test_the_rule_passes_what_is_set():
-    text = "Uses ``sq_norms`` and :math:`R_i`.\n\n.. math:: a_i\n\nArgs:\n    sq_norms: the norms.\n\n>>> a_b\nc_d\n"
-    assert not UNSET.search(prose(text))
-
-
 TEXT_OF_README = (ROOT / "README.md").read_text("utf-8")
 
 

@@ -32,16 +32,6 @@ def test_measured_sizes_are_filled_and_extrapolated_ones_open():
         assert [label.get_text() for label in drawn.get_xticklabels()] == ticks
 
 
-def test_one_baseline_with_other_parameters_is_told_apart_without_colour():
-    frame = allocation("ordinary")
-    first = frame.loc[frame["estimator"] == "rloo"].assign(estimator="token_mean(loo=True)")
-    other = first.assign(estimator="token_mean", relative_noise=first["relative_noise"] * 1.1)
-    ax = analyses.plot_allocation(pd.concat([first, other], ignore_index=True))
-    lines = [line for line in ax.lines if not line.get_label().startswith("_")]
-    assert [(line.get_linestyle(), line.get_fillstyle()) for line in lines] == [("-", "full"), ("--", "bottom")]
-    assert lines[0].get_marker() == lines[1].get_marker()
-
-
 def test_multiples_of_rloo_share_its_line_and_many_lines_are_too_many():
     frame = allocation("ordinary")
     of_rloo = frame.query("estimator == 'rloo'")

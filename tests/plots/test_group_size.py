@@ -7,7 +7,6 @@ import pytest
 from fixture_frames import group_sizes, prompt_parts
 
 from gradstats import plots
-from gradstats.estimators.display_names import in_words
 from gradstats.plots import estimator_appearance
 
 
@@ -44,16 +43,6 @@ def test_multiples_of_one_estimator_share_a_line_whatever_their_scale():
     lines = lines_of(plots.plot_group_size(frame))
     assert len(lines) == frame["estimator"].nunique() - 1
     np.testing.assert_allclose(lines["RLOO = group mean"].get_ydata(), 1.0)
-
-
-def test_of_many_estimators_those_at_both_ends_and_the_reference_are_drawn():
-    frame = group_sizes("thirty")
-    ax = plots.plot_group_size(frame)
-    largest = frame[frame["group_size"] == 8].set_index("estimator")["matched_ratio"].sort_values()
-    drawn = lines_of(ax)
-    assert len(drawn) == 8
-    assert {"RLOO", in_words(largest.index[0]), in_words(largest.index[-1])} <= set(drawn)
-    assert f"{len(largest) - 8} more rows in between." in ax.get_title(loc="right").replace("\n", " ")
 
 
 def test_an_estimator_without_relative_noise_is_named_and_not_drawn():

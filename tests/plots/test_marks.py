@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.lines import Line2D
 
 from gradstats.plots.marks import (
     INTERVAL_ALONE,
     NO_INTERVAL,
-    ROW,
-    SPACE,
     as_frame,
     draw_intervals,
     estimates_of,
     interval_keys,
     legend_below,
-    legend_columns,
-    legend_height,
     legend_text,
 )
 
@@ -88,23 +82,6 @@ def test_a_label_breaks_before_its_parameters_where_it_is_too_long():
     assert legend_text(label, 5.5, 7.0) == label
     assert legend_text(label, 2.0, 7.0).split("\n") == ["length_weighted", "(alpha=0.8, loo=True)"]
     assert max(map(len, legend_text(label, 1.2, 7.0).split("\n"))) * 0.058 + 0.4 <= 1.2
-
-
-@pytest.mark.parametrize(("labels", "columns"), [([], 1), (["a"] * 3, 3), (["a" * 20] * 9, 3), (["a" * 200], 1)])
-def test_as_many_columns_as_fit_the_width(labels, columns):
-    """At 7 points a character takes 0.058 in and a handle 0.4 in: 20 characters take 1.56 in of 5.5."""
-    assert legend_columns(labels, 5.5, 7.0) == columns
-
-
-def test_the_height_counts_rows_and_broken_lines_at_the_size_of_the_font():
-    assert legend_height([]) == 0.0
-    with mpl.rc_context({"figure.figsize": (5.5, 1.0), "font.size": 8.0}):
-        assert legend_height(["a" * 20] * 7) == pytest.approx(3 * ROW + SPACE)
-        assert legend_height(["a"], font_size=14.0) == pytest.approx(2 * (ROW + SPACE))
-        key = Line2D([], [], label="a" * 20)
-        assert legend_height(["a" * 20] * 6, [key]) == pytest.approx(3 * ROW + SPACE)
-    with mpl.rc_context({"figure.figsize": (2.0, 1.0)}):
-        assert legend_height(["length_weighted(alpha=0.8, loo=True)"]) == pytest.approx(2 * ROW + SPACE)
 
 
 def test_the_legend_stands_below_the_axes_and_is_left_out_without_labels():

@@ -20,7 +20,6 @@ from gradstats.plots.style import (
     muted,
     palette,
     paper,
-    stroke,
 )
 
 
@@ -137,10 +136,3 @@ def test_nothing_is_dim_on_a_dark_slide(name):
                 colors = [*([line.get_color()] * has_line), *([line.get_markeredgecolor()] * has_marker)]
                 assert all(contrast(to_rgb(color), paper()) > 3.0 for color in colors), line
         assert contrast(to_rgb(edge()["markeredgecolor"]), paper()) > 7.0
-
-
-def test_lines_grow_with_the_text():
-    with mpl.rc_context(plots.style("slide")):
-        assert stroke(1.0) == pytest.approx(18 / 8)
-        ax = plots.plot_shares(CASES["shares"][1]("ordinary"))
-        assert {line.get_linewidth() for line in ax.lines if line.get_label() == "RLOO"} == {18 / 8}

@@ -262,14 +262,6 @@ def two_runs():
     return frame.sort_values("estimator", kind="stable", ignore_index=True)
 
 
-def test_an_estimator_of_one_run_only_keeps_its_letter():
-    rows = [("rloo", "one"), ("rloo", "two"), ("grpo", "two")]
-    frame = pd.DataFrame(rows, columns=["estimator", "run"]).assign(**BELOW)
-    ax = plot_variance(frame)
-    assert [label.get_text() for label in ax.get_yticklabels(minor=True)] == ["a", "b", "b"]
-    assert [label.get_fontweight() for label in ax.get_yticklabels(minor=True)] == ["bold"] * 3
-
-
 def test_rows_of_several_runs_share_a_name_and_have_a_letter_each():
     frame = with_ends([0.9, *[1.1] * 4, 0.9])
     axes = plot_variance_panels(frame, sort=False)
@@ -372,12 +364,3 @@ def test_a_row_that_nothing_compares_with_is_drawn_beside_the_unresolved_ones():
     ax = plot_variance(frame, sort=True, short=True)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["REINFORCE", "RLOO"]
     assert ax.get_title(loc="right") == ""
-
-
-def test_names_that_share_a_row_are_not_broken_within_their_words():
-    labels = ["otb(loo=True)", "otb(energy=exact, loo=True)", "reinforce"]
-    frame = pd.DataFrame({"estimator": labels, "matched_ratio": [0.9, 0.9, 2.0]})
-    frame["matched_ratio_low"], frame["matched_ratio_high"] = [0.8, 0.8, 1.5], [1.0, 1.0, 2.5]
-    lines = plot_variance(frame, sort=True, short=True).get_yticklabels()[0].get_text().split("\n")
-    assert " ".join(lines) == f"{in_words(labels[0])} = {in_words(labels[1])}"
-    assert not any(line.endswith("-") for line in lines)

@@ -6,7 +6,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from fixture_frames import curves
-from matplotlib.colors import to_rgb
 
 from gradstats import analyses
 
@@ -36,15 +35,6 @@ def test_an_end_of_the_interval_that_is_cut_has_an_arrow():
     (arrow,) = [line for line in lines if line.get_marker() in ("<", ">")]
     assert (arrow.get_marker(), *arrow.get_xdata()) == ("<", 0.0)
     assert "lowest: 0.8 [≤ 0, 1.3]" in [line.get_label() for line in lines]
-
-
-def test_everything_is_grey_and_lines_differ_in_dashes():
-    ax = analyses.plot_variance_curve(curves("ordinary"))
-    for line in ax.lines:
-        red, green, blue = to_rgb(line.get_color())
-        assert red == green == blue
-    fits = [line for line in ax.lines if line.get_label().startswith("α")]
-    assert len({str(line._unscaled_dash_pattern) for line in fits}) == len(fits) == 3
 
 
 def test_the_panels_share_the_parameter_and_one_legend():

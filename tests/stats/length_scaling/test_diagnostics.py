@@ -60,17 +60,6 @@ def test_its_error_is_cluster_robust_with_the_prompts_of_both():
     assert found.stderr == pytest.approx(model.bse[3] / 2, rel=2e-3)
 
 
-def test_pairing_narrows_the_interval_where_prompts_matter():
-    rng = np.random.default_rng(2)
-    prompts = rng.standard_normal(40)
-    one, other = sample(rng, prompts, 0.5, alone=0.05), sample(rng, prompts, 0.5, alone=0.05)
-    paired = gs.stats.alpha_difference(one, other)
-    apart = gs.stats.alpha_difference(one, other.assign(prompt_id=other["prompt_id"] + 1000))
-    assert paired.difference == pytest.approx(apart.difference, rel=1e-9)
-    assert (paired.n_prompts, apart.n_prompts) == (40, 80)
-    assert paired.stderr < 0.8 * apart.stderr
-
-
 def test_its_intervals_cover():
     """Prompts with slopes and lengths of their own, 24 prompts × 4 completions, as in the sweep of samplers."""
     rng = np.random.default_rng(3)
@@ -151,15 +140,6 @@ def test_curvature_equals_the_quadratic_regression():
     low, high = test.confidence_interval()
     assert low < test.curvature < high
     assert tuple(test.to_frame()[["curvature_low", "curvature_high"]].iloc[0]) == (low, high)
-
-
-def test_a_bend_is_found_and_a_power_law_is_not_one():
-    found = []
-    for bend in (0.0, 0.8):
-        lengths, sq_norms, groups = curved_power_law(bend)
-        found.append(curvature_test(fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups)))
-    assert found[0].pvalue > 0.01
-    assert found[1].pvalue < 1e-4
 
 
 def test_curvature_needs_lengths_and_prompts():

@@ -53,14 +53,6 @@ def test_a_slope_that_few_prompts_carry_has_fewer_degrees_of_freedom():
     assert np.log(high / quotient) == pytest.approx(expected, rel=0.05)  # to first order
 
 
-def test_the_order_and_the_unit_of_the_curve_do_not_matter():
-    variances, _ = parabolas(np.random.default_rng(1))
-    first = minimiser_of(GRID, variances)
-    other = minimiser_of(GRID[::-1], [one.scaled(1e6) for one in variances[::-1]])
-    assert other.value == pytest.approx(first.value)
-    assert other.confidence_interval() == pytest.approx(first.confidence_interval())
-
-
 def test_a_curve_that_is_lowest_at_an_end():
     variances, _ = parabolas(np.random.default_rng(2), at=3.0, noise=0.1)
     found = minimiser_of(GRID, variances)

@@ -1,6 +1,6 @@
 """Moments of groups against loops, and batch-level estimators against complete enumeration of the deals."""
 
-from dataclasses import astuple, replace
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -94,27 +94,6 @@ def test_moments_equal_loops_over_prompts(group_size):
         np.testing.assert_allclose(statistic.replicates, without)
 
 
-def test_variance_components_equal_loops():
-    batch, scores = correlated_batch(n_prompts=12, size=8)
-    result = quietly(compare, batch, ["rloo", "token_mean"], scores, group_size=4)
-    frame = result.variance_components()
-    for position, name in enumerate(["rloo", "token_mean"]):
-        spreads = []
-        for prompt in range(12):
-            gradients = []
-            for part in range(2):
-                rows = np.arange(4) + 8 * prompt + 4 * part
-                gradients.append(est.get(name).weights(batch.select(rows)) @ scores[rows])
-            spreads.append(((np.array(gradients) - np.mean(gradients, axis=0)) ** 2).sum())
-        assert frame["within_prompt"].iloc[position] == pytest.approx(np.mean(spreads), rel=1e-10)
-        logs = np.log([(np.sum(spreads) - s) / 11 for s in spreads])
-        margin = stats.t.ppf(0.975, 11) * np.sqrt(11 / 12 * ((logs - logs.mean()) ** 2).sum())
-        # The lower end; the upper one is raised to that of lognormal samples.
-        assert frame["within_prompt_low"].iloc[position] == pytest.approx(np.mean(spreads) * np.exp(-margin), rel=1e-8)
-    total = frame["within_prompt"] + frame["between_prompt"]
-    np.testing.assert_allclose(total, result.to_frame()["trace_cov"], rtol=1e-10)
-
-
 @pytest.mark.parametrize("reference", ["rloo", "recipe"])
 def test_variance_components_are_read_in_the_same_unit_as_the_comparison(reference):
     """Both frames of a comparison keep the rows in the unit of its reference, in a frame by themselves as well."""
@@ -153,20 +132,6 @@ def test_the_parts_are_the_means_over_distinct_prompts():
     cubes = np.mean([gram[a, b] * gram[b, c] * gram[c, a] for a, b, c in permutations(range(6), 3)])
     squares = np.mean([gram[m, k] ** 2 for m, k in pairs])
     assert parts.skewness == pytest.approx(8.0 * cubes / (2.0 * squares) ** 1.5, rel=1e-9)
-
-
-def test_the_parts_are_those_of_the_population():
-    """Gradients N(μ, Σ): ζ = μ'Σμ and δ = tr Σ², and 4ζ/M + 2δ/(M(M−1)) is the variance of the mean over pairs."""
-    rng, mean, spread = np.random.default_rng(0), np.array([0.5, 0.0, 0.2]), np.array([1.0, 2.0, 0.5])
-    found, signals = [], []
-    for _ in range(4000):
-        g = mean + spread * rng.normal(size=(12, 3))
-        found.append(astuple(signal_components(g))[:3])
-        signals.append(found[-1][0])
-    average, stderr = np.mean(found, axis=0), np.std(found, axis=0) / np.sqrt(4000)
-    expected = np.array([mean @ mean, mean**2 @ spread**2, np.sum(spread**4)])
-    assert np.all(np.abs(average - expected) < 4 * stderr)
-    assert np.var(signals) == pytest.approx(4 * expected[1] / 12 + 2 * expected[2] / (12 * 11), rel=0.1)
 
 
 def test_inner_products_may_have_a_signature():

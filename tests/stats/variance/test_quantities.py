@@ -258,15 +258,6 @@ def test_a_signal_is_resolved_where_its_interval_lies_above_zero():
     assert (narrow.resolved(0.95), wide.resolved(0.95), wide.resolved(0.8)) == (True, False, True)
 
 
-def test_the_cosine_pairs_no_completion_with_itself():
-    """Noise that both share and whose expectation is 0 does not make a cosine."""
-    shared = np.random.default_rng(0).normal(size=(400, 3)) * [0.0, 1.0, 1.0]
-    statistics = of(shared + np.array([1.0, 0.0, 0.0]), target=shared + np.array([1.0, 1.0, 0.0]))
-    value, low, high = cosine(statistics).with_interval(0.99)
-    assert low < np.sqrt(0.5) < high
-    assert value < 0.9
-
-
 def test_with_a_known_scale_the_direction_of_the_bias_needs_no_resolved_target():
     """With c = 1 it is the share of bias itself: a constant difference of (0.1, 0.1, 0.1)."""
     value, low, high = matched_bias_share(of(NOISE + 0.1, target=NOISE, scale=1.0)).with_interval(0.95)
@@ -371,14 +362,6 @@ def matched_ratios_of(rng, known):
     """Matched ratios to one base, which is reference and target, each with a known coefficient or None."""
     base, *others = 3.0 + rng.normal(size=(len(known) + 1, 60))
     return [matched_ratio(of(one, base, base, known=each)) for one, each in zip(others, known, strict=True)]
-
-
-def test_simultaneous_ratios_contain_the_single_intervals():
-    ratios = ratios_of(np.random.default_rng(0), [1.0, 2.0, 0.5])
-    for one, (low, high) in zip(ratios, simultaneous(ratios, 0.9), strict=True):
-        alone = one.confidence_interval(0.9)
-        assert low <= alone[0] < alone[1] <= high
-    assert simultaneous(ratios[:1], 0.9)[0] == pytest.approx(ratios[0].confidence_interval(0.9))
 
 
 def test_simultaneous_matched_ratios_contain_the_single_sets_and_widen_with_the_number_of_rows():

@@ -1,16 +1,13 @@
 """Token-level estimators from probes: unbiased against exact token scores, and covering enumerated variances."""
 
-import dataclasses
-import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from comparison_batches import interleaved_batch, quiet_compare
+from comparison_batches import quiet_compare
 from probed_policies import enumerated, probed
 
 from gradstats import estimators as est
-from gradstats.analyses import equivalent_group_size
 from gradstats.analyses.variance import compare
 from gradstats.estimators import Batch, Recipe
 from gradstats.stats.variance.inputs import comparison_inputs
@@ -98,36 +95,6 @@ def test_rows_of_whole_completions_are_those_of_sketches_alone():
     alone = quiet_compare(measured, ["rloo", "token_mean"]).to_frame()
     for column in ("trace_cov", "trace_cov_low", "signal_sq", "signal_sq_high", "ratio_high"):
         np.testing.assert_allclose(mixed[column][:2], alone[column], rtol=1e-9)
-
-
-def test_estimates_from_probes_are_near_those_of_exact_scores():
-    batch, scores = drawn(150)
-    measured = probed(batch, scores, 64, 1, np.random.default_rng(3))
-    names = ["otb", "otb(energy=exact)", "gae", Recipe("gae", aggregation="token_mean")]
-    table = quiet_compare(measured, names, scores_are_sketches=False, values=batch.values).to_frame()
-    exact = quiet_compare(batch, names, scores).to_frame()
-    np.testing.assert_allclose(table["trace_cov"], exact["trace_cov"], rtol=0.05)
-
-
-def test_clipped_recipes_weight_tokens():
-    batch, scores = drawn(60)
-    rng = np.random.default_rng(0)
-    measured = probed(batch, scores, 48, 1, rng)
-    old = batch.logprobs + rng.normal(scale=0.3, size=batch.mask.shape) * batch.mask
-    recipe = est.recipes.get("dapo")
-    table = quiet_compare(measured, [recipe], scores_are_sketches=False, old_logprobs=old).to_frame()
-    exact = quiet_compare(batch.with_fields(old_logprobs=old), [recipe], scores).to_frame()
-    np.testing.assert_allclose(table["trace_cov"], exact["trace_cov"], rtol=0.1)
-
-
-def test_equivalent_group_size_takes_token_estimators():
-    batch, scores = drawn(60, 6)
-    measured = probed(batch, scores, 24, 4, np.random.default_rng(0))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        found = equivalent_group_size(measured, "otb(loo=True)", 3, scores_are_sketches=False)
-        exact = equivalent_group_size(batch, "otb(loo=True)", 3, scores)
-    assert found.value == pytest.approx(exact.value, rel=1e-6)
 
 
 def test_masked_tokens_do_not_enter():
@@ -248,28 +215,6 @@ def test_products_take_sides_from_different_thirds_and_probes_from_the_remaining
             expected += (mine[:, along] @ theirs[:, along].T - mine[:, along + 8] @ theirs[:, along + 8].T) / 2.0
     found = (features * tokens.signs[: features.shape[1]]) @ features.T
     np.testing.assert_allclose(found, 0.5 * (expected + expected.T), rtol=1e-9, atol=1e-9)
-
-
-def test_token_scores():
-    batch, _ = interleaved_batch([3] * 12, signal=1.0)
-    batch = batch.with_fields(mask=np.arange(60) < batch.lengths[:, None])
-    rng = np.random.default_rng(4)
-    tokens = rng.normal(size=(36, 60, 6)) * batch.mask[:, :, None]
-    whole = tokens.sum(axis=1)
-    number = ["trace_cov", "trace_cov_low", "signal_sq", "ratio", "ratio_high"]
-    local = est.reinforce()
-    definition = dataclasses.replace(
-        local.definition, level="token", function=lambda b: b.rewards[:, None] * (b.mask.cumsum(axis=1) % 2)
-    )
-    alternating = est.Estimator(definition, {})
-    got = quiet_compare(batch, ["reinforce", alternating], tokens, reference="reinforce").to_frame()
-    expected = quiet_compare(batch, ["reinforce"], whole, reference="reinforce").to_frame()
-    np.testing.assert_allclose(got.loc[0, number].astype(float), expected.loc[0, number].astype(float), rtol=1e-10)
-    odd = (tokens * (batch.mask.cumsum(axis=1) % 2)[:, :, None]).sum(axis=1)
-    expected = quiet_compare(batch, ["reinforce"], odd, reference="reinforce").to_frame()
-    assert got["trace_cov"].iloc[1] == pytest.approx(expected["trace_cov"].iloc[0], rel=1e-10)
-    with pytest.raises(ValueError, match=r"weights each token.*token_probes"):
-        compare(batch, [alternating], whole)
 
 
 @pytest.mark.parametrize("per_token", [False, True])
