@@ -247,11 +247,6 @@ def test_panels_are_sorted_alike_and_labelled_once_with_unresolved_rows_last():
         plot_variance_panels(frame, axes=axes[:1])
 
 
-BELOW = {"matched_ratio": 0.8, "matched_ratio_low": 0.7, "matched_ratio_high": 0.9} | {
-    f"matched_ratio_simultaneous_{end}": at for end, at in (("low", 0.6), ("high", 0.95))
-}
-
-
 def with_ends(highs):
     """The rows of two runs with simultaneous intervals of these upper ends."""
     return two_runs().assign(matched_ratio_simultaneous_low=0.5, matched_ratio_simultaneous_high=highs)

@@ -49,13 +49,7 @@ def test_probes_add_their_shared_error():
     assert prompt_mean(along.mean(axis=1), np.repeat(np.arange(20), 2)).estimate().stderr == pytest.approx(0.0)
 
 
-def test_by_hand():
-    excess = [np.array([1.0, -0.5]), np.array([0.5]), np.array([2.0])]
-    estimate = surprise(excess, np.array([0, 0, 1]))
-    assert estimate.value == pytest.approx((0.5 + 2.0) / 2.0)
-
-
-def test_only_counted_tokens_enter():
+def test_the_surprise_of_counted_tokens_by_hand():
     measured = SimpleNamespace(
         metadata={},
         logprobs=[np.array([-1.0, -1e6])],
@@ -63,6 +57,8 @@ def test_only_counted_tokens_enter():
         rollouts=SimpleNamespace(masks=[np.array([True, False])]),
     )
     np.testing.assert_allclose(excess_of(measured)[0], [0.75])
+    excess = [np.array([1.0, -0.5]), np.array([0.5]), np.array([2.0])]
+    assert surprise(excess, np.array([0, 0, 1])).value == pytest.approx((0.5 + 2.0) / 2.0)
 
 
 def test_concentration_is_the_share_of_the_heaviest():
@@ -71,14 +67,8 @@ def test_concentration_is_the_share_of_the_heaviest():
     shares = np.cumsum(squares, axis=1) / squares.sum(axis=1, keepdims=True)
     profile = concentration(measured, [1, 2, 10])
     np.testing.assert_allclose(profile.values, [shares[:, 0].mean(), shares[:, 1].mean(), 1.0], rtol=1e-9)
-    assert profile.to_frame().columns.tolist() == [
-        "tokens_first",
-        "tokens_last",
-        "share",
-        "share_low",
-        "share_high",
-        "n_prompts",
-    ]
+    columns = "tokens_first tokens_last share share_low share_high n_prompts"
+    assert list(profile.to_frame()) == columns.split()
 
 
 def test_noise_of_few_probes_does_not_concentrate_energy():
@@ -124,18 +114,13 @@ PROXY = [np.array([1.0, 3.0, 2.0]), np.array([1.0, 2.0]), np.array([2.0, 5.0, 3.
 PROMPTS = np.array([0, 0, 1, 2])
 
 
-def test_at_the_end_it_is_the_error_of_the_total():
+@pytest.mark.parametrize(("at", "counted"), [(0.25, slice(1)), (1.0, slice(None))])
+def test_cumulative_errors_are_those_of_the_tokens_up_to_there(at, counted):
     scale = sum(e.sum() for e in ENERGIES) / sum(p.sum() for p in PROXY)
-    errors = [abs(scale * p.sum() - e.sum()) / e.sum() for e, p in zip(ENERGIES, PROXY, strict=True)]
-    expected = np.mean([(errors[0] + errors[1]) / 2.0, errors[2], errors[3]])
-    assert cumulative_errors(ENERGIES, PROXY, PROMPTS)[-1].value == pytest.approx(expected)
-
-
-def test_at_a_quarter_it_is_that_of_the_first_tokens():
-    scale = sum(e.sum() for e in ENERGIES) / sum(p.sum() for p in PROXY)
-    errors = [abs(scale * p[0] - e[0]) / e[0] for e, p in zip(ENERGIES, PROXY, strict=True)]
-    first = cumulative_errors(ENERGIES, PROXY, PROMPTS)[FRACTIONS.index(0.25)]
-    assert first.value == pytest.approx(np.mean([(errors[0] + errors[1]) / 2.0, errors[2], errors[3]]))
+    sums = [(e[counted].sum(), p[counted].sum()) for e, p in zip(ENERGIES, PROXY, strict=True)]
+    errors = [abs(scale * p - e) / e for e, p in sums]
+    found = cumulative_errors(ENERGIES, PROXY, PROMPTS)[FRACTIONS.index(at)]
+    assert found.value == pytest.approx(np.mean([(errors[0] + errors[1]) / 2.0, errors[2], errors[3]]))
 
 
 def test_by_hand_of_factor():
@@ -145,10 +130,6 @@ def test_by_hand_of_factor():
     # The statistic is a quotient of means over prompts of sums, in which the number of prompts cancels.
     expected = np.exp(e @ np.abs(np.log(e / (scale * p))) / e.sum())
     assert factor(ENERGIES, PROXY, PROMPTS).value == pytest.approx(expected)
-
-
-def test_a_proxy_of_zeros_has_no_scale():
-    assert np.isnan(common_scale(ENERGIES, [np.zeros(len(e)) for e in ENERGIES]))
 
 
 def test_local_slope_of_constant_and_growing_energy():
@@ -165,19 +146,13 @@ def test_local_slope_of_constant_and_growing_energy():
     assert profile.values[0] == pytest.approx(0.5 * np.log2(squares[:, 1].sum() / squares[:, 0].sum()), rel=1e-9)
 
 
-def test_it_is_the_slope_of_least_squares():
+def test_the_slope_is_that_of_least_squares_over_tokens_with_energy():
     expected = stats.linregress(np.log(np.concatenate(PROXY)), np.log(np.concatenate(ENERGIES))).slope
-    assert log_slope(ENERGIES, PROXY, PROMPTS).value == pytest.approx(expected)
-
-
-def test_tokens_without_energy_are_left_out():
-    energies = [np.append(e, 0.0) for e in ENERGIES]
-    proxy = [np.append(p, 7.0) for p in PROXY]
-    assert log_slope(energies, proxy, PROMPTS).value == pytest.approx(log_slope(ENERGIES, PROXY, PROMPTS).value)
-
-
-def test_a_constant_proxy_has_no_slope():
+    without = [np.append(e, 0.0) for e in ENERGIES], [np.append(p, 7.0) for p in PROXY]
+    for energies, proxy in ((ENERGIES, PROXY), without):
+        assert log_slope(energies, proxy, PROMPTS).value == pytest.approx(expected)
     assert np.isnan(log_slope(ENERGIES, [np.ones(len(e)) for e in ENERGIES], PROMPTS).value)
+    assert np.isnan(common_scale(ENERGIES, [np.zeros(len(e)) for e in ENERGIES]))
 
 
 def test_bins_double():
