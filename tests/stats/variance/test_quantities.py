@@ -60,11 +60,6 @@ def statistics_of(gradients, reference=None, target=None, *, known=None, scale=N
     )
 
 
-def along(*values):
-    """One-dimensional gradients, one a prompt."""
-    return [[[value]] for value in values]
-
-
 RNG = np.random.default_rng(0)
 VECTORS = RNG.normal(size=(30, 3)) + np.array([3.0, 1.0, 0.0])
 NOISE = RNG.normal(size=(30, 3))
@@ -155,7 +150,7 @@ def test_variance_within_and_between_prompts_are_those_of_an_analysis_of_varianc
 
 def test_unbiased_estimates_may_be_negative():
     assert between_prompt(statistics_of([[[1.0], [3.0]], [[3.0], [1.0]], [[0.0], [4.0]]])).value < 0
-    assert signal_sq(statistics_of(along(1, -1, 0))).value == pytest.approx(-1 / 3, rel=1e-14)
+    assert signal_sq(of([1, -1, 0])).value == pytest.approx(-1 / 3, rel=1e-14)
     changed = FIRST - np.array([0.5, -0.5, 0.5, -0.5, 0.0])
     value, low, _ = bias_share(of(changed, target=FIRST, prompts_per_batch=1)).with_interval(0.95)
     assert value == pytest.approx(-0.05 / (np.var(changed, ddof=1) - 0.05), rel=1e-12)
@@ -279,48 +274,48 @@ def test_a_known_coefficient_takes_the_place_of_the_estimate():
     value, low, high = matched_ratio(of(FIRST, SECOND, SECOND, known=0.5)).with_interval(0.95)
     assert value == pytest.approx(4 * np.var(FIRST) / np.var(SECOND), rel=1e-12)
     assert low < value < high
-
-
-def test_what_ranks_estimators_is_the_matched_ratio_up_to_a_common_factor():
+    halved = matched_trace_cov(of(FIRST, SECOND, known=0.5))
+    assert halved.value == pytest.approx(4 * np.var(FIRST, ddof=1), rel=1e-12)
+    # What ranks estimators is the matched ratio up to a common factor.
     values = [matched_trace_cov(of(first, SECOND, SECOND)).value for first in (FIRST, SECOND)]
     found = matched_ratio(of(FIRST, SECOND, SECOND)).with_interval(0.95)[0]
     assert values[0] / values[1] == pytest.approx(found, rel=1e-12)
-    halved = matched_trace_cov(of(FIRST, SECOND, known=0.5))
-    assert halved.value == pytest.approx(4 * np.var(FIRST, ddof=1), rel=1e-12)
 
 
 Z = 1.959963984540054
 
 
-def test_independent_groups_have_wilsons_interval():
-    """Ten of twenty, with the standard error of a mean of independent groups (ddof 1): n_eff = 19."""
-    n = 19.0
-    margin = Z * np.sqrt(0.25 / n + Z**2 / (4 * n**2)) / (1 + Z**2 / n)
-    found = share_kept(np.repeat([0.0, 1.0], 10)).with_interval(0.95)
-    assert found == pytest.approx((0.5, 0.5 - margin, 0.5 + margin), rel=1e-9)
+MARGIN = Z * np.sqrt(0.25 / 19 + Z**2 / (4 * 19**2)) / (1 + Z**2 / 19)
 
 
-def test_a_share_of_all_or_none_has_an_interval_too():
-    assert share_kept(np.ones(20)).with_interval(0.95) == pytest.approx((1.0, 20 / (20 + Z**2), 1.0), rel=1e-9)
-    assert share_kept(np.zeros(20)).with_interval(0.95) == pytest.approx((0.0, 0.0, Z**2 / (20 + Z**2)), rel=1e-9)
+@pytest.mark.parametrize(
+    ("kept", "expected"),
+    [
+        # Ten of twenty, with the standard error of a mean of independent groups (ddof 1): n_eff = 19.
+        (np.repeat([0.0, 1.0], 10), (0.5, 0.5 - MARGIN, 0.5 + MARGIN)),
+        (np.ones(20), (1.0, 20 / (20 + Z**2), 1.0)),
+        (np.zeros(20), (0.0, 0.0, Z**2 / (20 + Z**2))),
+    ],
+)
+def test_independent_groups_have_wilsons_interval(kept, expected):
+    assert share_kept(kept).with_interval(0.95) == pytest.approx(expected, rel=1e-9)
 
 
 HEAVY, EVEN = (1e-3, 1e3, -1e-3, 1e-3), (1, -1, 1, -1)
 
 
 @pytest.mark.parametrize(
-    ("gradients", "most_influential", "n_effective"),
+    ("statistics", "most_influential", "n_effective"),
     [
-        (along(*HEAVY), 1, 1.0),
-        (along(*EVEN), 0, 4.0),
+        (of(HEAVY), 1, 1.0),
+        (of(EVEN), 0, 4.0),
         # About their mean of 9 the gradients lie at 1, 1, 1 and −3: the smallest is the one that spreads them.
-        (along(10.0, 10.0, 10.0, 6.0), 3, 336**2 / (3 * 1e4 + 36**2)),
+        (of([10.0, 10.0, 10.0, 6.0]), 3, 336**2 / (3 * 1e4 + 36**2)),
         # Several groups of a prompt count once: squares of 1, 2 and 0.
-        ([[[1.0], [-1.0]], [[2.0], [0.0]], [[0.0], [0.0]]], None, 9 / 5),
+        (statistics_of([[[1.0], [-1.0]], [[2.0], [0.0]], [[0.0], [0.0]]]), None, 9 / 5),
     ],
 )
-def test_how_many_prompts_carry_the_variance_and_which_counts_most(gradients, most_influential, n_effective):
-    statistics = statistics_of(gradients)
+def test_how_many_prompts_carry_the_variance_and_which_counts_most(statistics, most_influential, n_effective):
     assert n_effective_prompts(statistics) == pytest.approx(n_effective, rel=1e-8)
     assert most_influential is None or most_influential_prompt(statistics) == most_influential
 
@@ -376,8 +371,11 @@ def test_simultaneous_matched_ratios_contain_the_single_sets_and_widen_with_the_
 def test_simultaneous_matched_ratios_of_known_scales_are_those_of_the_ratios_scaled():
     found = matched_ratios_of(np.random.default_rng(0), (1.0, 0.5))
     plain = simultaneous([row.ratio for row in found], 0.9)
-    expected = [plain[0], tuple(4 * end for end in plain[1])]
-    np.testing.assert_allclose(simultaneous(found, 0.9), expected)
+    np.testing.assert_allclose(simultaneous(found, 0.9), [plain[0], tuple(4 * end for end in plain[1])])
+    base = 3.0 + VECTORS[:, 2]
+    ((low, high),) = simultaneous([matched_ratio(of(NOISE[:, 0], base, base))], 0.9)  # a ray
+    assert low >= 0
+    assert high == np.inf
 
 
 def test_exact_ratios_and_unknown_ones_take_no_part():
@@ -401,22 +399,17 @@ def test_exact_matched_ratios_and_unknown_ones_take_no_part():
     assert np.isnan(simultaneous([NOT_ESTIMATED], 0.9)).all()
 
 
-def test_a_matched_ratio_that_is_a_ray_stays_one():
-    base = 3.0 + VECTORS[:, 2]
-    ((low, high),) = simultaneous([matched_ratio(of(NOISE[:, 0], base, base))], 0.9)
-    assert low >= 0
-    assert high == np.inf
+def held(sets, truths):
+    return all(low <= truth <= high for truth, (low, high) in zip(truths, sets, strict=True))
 
 
 def test_all_ratios_of_a_table_hold_at_the_stated_rate():
     """Eight ratios, 200 data sets, error of a share 0.015; single intervals hold together far less often."""
-    rng, truths = np.random.default_rng(1), np.linspace(0.5, 2.0, 8)
-    together, alone = 0, 0
+    rng, truths, together, alone = np.random.default_rng(1), np.linspace(0.5, 2.0, 8), 0, 0
     for _ in range(200):
         ratios = ratios_of(rng, truths)
-        sets, singles = simultaneous(ratios, 0.95), [one.confidence_interval(0.95) for one in ratios]
-        together += all(low <= truth <= high for truth, (low, high) in zip(truths, sets, strict=True))
-        alone += all(low <= truth <= high for truth, (low, high) in zip(truths, singles, strict=True))
+        together += held(simultaneous(ratios, 0.95), truths)
+        alone += held([one.confidence_interval(0.95) for one in ratios], truths)
     assert 0.92 <= together / 200 < 1
     assert alone / 200 < 0.88
 
@@ -428,12 +421,9 @@ def test_all_matched_ratios_of_a_table_hold_at_the_stated_rate():
     scales, spreads = np.linspace(0.5, 2.0, 6), np.linspace(0.7, 1.5, 6)
     for _ in range(300):
         base = 3.0 + rng.normal(size=80)
-        found = [
-            matched_ratio(of(scale * (3.0 + spread * rng.normal(size=80)), base, base))
-            for scale, spread in zip(scales, spreads, strict=True)
-        ]
-        sets, singles = simultaneous(found, 0.95), [row.with_interval(0.95) for row in found]
-        together += all(low <= spread**2 <= high for (low, high), spread in zip(sets, spreads, strict=True))
-        alone += all(low <= spread**2 <= high for (_, low, high), spread in zip(singles, spreads, strict=True))
+        drawn = scales[:, None] * (3.0 + spreads[:, None] * rng.normal(size=(6, 80)))
+        found = [matched_ratio(of(one, base, base)) for one in drawn]
+        together += held(simultaneous(found, 0.95), spreads**2)
+        alone += held([row.with_interval(0.95)[1:] for row in found], spreads**2)
     assert 0.92 <= together / 300 <= 0.99
     assert alone / 300 < 0.9
