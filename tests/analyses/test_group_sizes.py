@@ -17,17 +17,22 @@ from gradstats.stats.intervals import MonotoneFunction
 from gradstats.stats.jackknife import Estimate
 
 
-def test_rloo_is_equivalent_to_itself():
+@pytest.mark.parametrize(
+    ("label", "sentence"),
+    [
+        ("rloo", "rloo in groups of 4 is what other estimators are compared with."),
+        (
+            "group_mean",
+            "group_mean in groups of 4 is as noisy as rloo at N = 4 and takes as many tokens",
+        ),
+    ],
+)
+def test_multiples_of_rloo_are_equivalent_to_it(label, sentence):
     batch, scores = correlated_batch()
-    result = equivalent_group_size(batch, "rloo", 4, scores)
-    assert result.value == pytest.approx(4.0)
+    result = equivalent_group_size(batch, label, 4, scores)
+    assert (result.value, result.n_prompts) == (pytest.approx(4.0), 200)
     np.testing.assert_allclose(result.confidence_interval(), [4.0, 4.0])
-    assert result.n_prompts == 200
-
-
-def test_own_sample_mean_is_worth_rloo_of_its_size():
-    batch, scores = correlated_batch()
-    assert equivalent_group_size(batch, "group_mean", 4, scores).value == pytest.approx(4.0)
+    assert result.sentence().startswith(sentence)
 
 
 def test_a_nearly_perfect_baseline_is_worth_a_large_group():
@@ -49,27 +54,26 @@ def test_the_upper_end_may_be_infinite_where_the_estimate_is_not():
 
 def test_group_size_refusals():
     batch, scores = correlated_batch(n_prompts=5, size=8)
-    with pytest.raises(ValueError, match="group_size=2 must be at least 3"):
-        equivalent_group_size(batch, "rloo", 2, scores)
-    with pytest.raises(ValueError, match="no prompt has the 10 completions"):
-        equivalent_group_size(batch, "rloo", 5, scores)
-    with pytest.raises(ValueError, match="is a batch-level estimator"):
-        equivalent_group_size(batch, "batch_mean", 4, scores)
-    with pytest.raises(ValueError, match="gives no completion any weight in groups of 2"):
-        equivalent_group_size(batch.with_fields(rewards=np.ones(40)), "rloo", 4, scores)
+    logits = {"logprobs": -np.ones(batch.mask.shape), "sum_pi_squared": np.full(batch.mask.shape, 0.5)}
+    silent = batch.with_fields(rewards=np.ones(40))
+    for given, label, size, message in (
+        (batch, "rloo", 2, "group_size=2 must be at least 3"),
+        (batch, "rloo", 5, "no prompt has the 10 completions"),
+        (batch, "batch_mean", 4, "is a batch-level estimator"),
+        (silent, "rloo", 4, "gives no completion any weight in groups of 2"),
+        (
+            batch.with_fields(**logits),
+            "otb(loo=True)",
+            4,
+            r"otb\(loo=True\) weights each token, and only scores of",
+        ),
+        (batch, "remax", 4, "remax needs greedy_rewards, which this batch lacks"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            equivalent_group_size(given, label, size, scores)
     batch, scores = correlated_batch()
     with pytest.warns(UserWarning, match=r"not a known multiple.*loo=True"):
         equivalent_group_size(batch, "token_mean", 4, scores)
-
-
-def test_the_sentence_names_both_group_sizes_and_compares_nothing_with_itself():
-    batch, scores = correlated_batch()
-    itself = equivalent_group_size(batch, "rloo", 4, scores).sentence()
-    assert itself == "rloo in groups of 4 is what other estimators are compared with."
-    other = equivalent_group_size(batch, "group_mean", 4, scores).sentence()
-    assert (
-        other == "group_mean in groups of 4 is as noisy as rloo at N = 4 and takes as many tokens for the same noise."
-    )
 
 
 def test_the_answer_begins_with_the_completions_to_draw_as_that_on_the_split_of_tokens_does():
@@ -96,6 +100,11 @@ def test_an_estimator_of_another_unit_is_brought_to_the_scale_of_rloo():
     opposed = scores * np.where(np.arange(len(scores)) % 2, 1.0, -1.0)[:, None]
     with pytest.raises(ValueError, match=r"recipe:grpo: its scale relative to rloo.*not resolved.*measured in"):
         equivalent_group_size(batch, "recipe:grpo", 4, opposed)
+    found = quietly(variance_by_group_size, batch, ["rloo", "recipe:grpo"], [4, 8], opposed)
+    assert any(note.startswith("recipe:grpo: its scale relative to rloo") for note in found.notes)
+    rloo, grpo = found.equivalents_frame().to_dict("records")
+    assert rloo["equivalent_group_size"] == pytest.approx(8.0)
+    assert all(np.isnan(grpo[name]) for name in grpo if name not in ("estimator", "group_size", "n_prompts"))
 
 
 def test_tokens_saved_and_the_size_at_the_same_number_of_prompts_are_the_exact_ones():
@@ -131,18 +140,6 @@ def test_tokens_saved_and_the_size_at_the_same_number_of_prompts_are_the_exact_o
     assert f" and takes {percent} % more tokens for the same noise." in noisier.sentence()
 
 
-def test_an_unresolved_scale_may_be_a_row_of_nan():
-    batch, scores = correlated_batch()
-    opposed = scores * np.where(np.arange(len(scores)) % 2, 1.0, -1.0)[:, None]
-    found = quietly(variance_by_group_size, batch, ["rloo", "recipe:grpo"], [4, 8], opposed)
-    assert any(note.startswith("recipe:grpo: its scale relative to rloo") for note in found.notes)
-    rloo, grpo = found.equivalents_frame().to_dict("records")
-    assert rloo["equivalent_group_size"] == pytest.approx(8.0)
-    assert np.isnan(
-        [number for name, number in grpo.items() if name not in ("estimator", "group_size", "n_prompts")]
-    ).all()
-
-
 def test_without_an_equivalent_size_the_first_screen_shows_what_was_compared():
     batch, scores = correlated_batch(n_prompts=20, size=4)
     analysis = registry.get("group_sizes")
@@ -164,17 +161,15 @@ def test_off_policy_scales_are_estimated_against_the_importance_weighted_target(
     cost = (pairs - larger) * 2.0
     relative = exact["reinforce", 3].coefficient / exact["rloo", 3].coefficient
     truth = (3 * exact["reinforce", 3].within_prompt / relative**2 - (pairs - cost)) / cost
-    (inverse,) = equivalent_group_size(batch, "reinforce", 3, scores).equivalent_group_size.estimates
+    inverse, asked = (
+        equivalent_group_size(batch, "reinforce", 3, scores, target=target).equivalent_group_size.estimates[0]
+        for target in ("auto", "on_policy")
+    )
     low, high = inverse.confidence_interval(0.999)
     assert low < truth < high
     assert abs(relative - 1.0) > 0.3
-    (asked,) = equivalent_group_size(batch, "reinforce", 3, scores, target="on_policy").equivalent_group_size.estimates
     assert not low < asked.value < high
     assert equivalent_group_size(batch, "group_mean", 3, scores).value == pytest.approx(3.0)  # a known multiple of rloo
-
-
-def test_what_cannot_be_judged_has_no_equivalent_size():
-    batch, scores, _ = turned_policy().sample(300, 6, rng=3)
     far = batch.with_fields(old_logprobs=batch.logprobs - 800.0)
     with pytest.raises(ValueError, match=r"scale of reinforce relative to rloo is not known:.*overflow"):
         equivalent_group_size(far, "reinforce", 3, scores)
@@ -186,15 +181,6 @@ def test_a_scale_that_is_not_resolved_is_said_with_its_reason_and_level(target, 
     opposed = scores * np.where(np.arange(len(scores)) % 2, 1.0, -1.0)[:, None]
     with pytest.raises(ValueError, match=f"is not resolved by 40 prompts .*{why}"):
         equivalent_group_size(batch, "reinforce", 3, opposed, target=target)
-
-
-def test_token_level_estimators_are_refused_in_a_sentence():
-    batch, scores = correlated_batch()
-    logits = {"logprobs": -np.ones(batch.mask.shape), "sum_pi_squared": np.full(batch.mask.shape, 0.5)}
-    with pytest.raises(ValueError, match=r"otb\(loo=True\) weights each token, and only scores of whole completions"):
-        equivalent_group_size(batch.with_fields(**logits), "otb(loo=True)", 4, scores)
-    with pytest.raises(ValueError, match="remax needs greedy_rewards, which this batch lacks"):
-        equivalent_group_size(batch, "remax", 4, scores)
 
 
 def test_components_of_rloo_are_known_in_groups_of_all_completions():
