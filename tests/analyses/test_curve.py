@@ -45,6 +45,11 @@ def test_simultaneous_bands_contain_the_pointwise_ones(curve):
         assert (ends[:, :-1] <= ends[:, 1:] + 1e-12).all(), name
     # But where few prompts carry the tail of the ratio, whose end is then that of lognormal influences.
     assert (frame["ratio_simultaneous_high"] > frame["ratio_high"])[1:7].all()
+    batch, scores = correlated_batch(100, 6)
+    wide = variance_curve(batch, "length_weighted(loo=True)", "alpha", np.linspace(-3.0, 2.0, 11), scores)
+    cost = wide.fits_frame()["ratio_to_lowest"].max() - 1.0
+    assert cost > 0.01
+    assert wide.sentence().endswith(f"; a fitted α takes up to {math.ceil(1000 * cost) / 10:.1f}% more samples.")
 
 
 def test_the_minimiser_and_the_fits(curve):
@@ -66,14 +71,6 @@ def test_the_minimiser_and_the_fits(curve):
     there, best = quietly(gs.compare, batch, pair, scores).to_frame()["trace_cov"]
     assert fits.loc["pooled", "ratio_to_lowest"] == pytest.approx(there / best, rel=1e-3)
     assert f"{curve.minimiser:.3g}" in curve.sentence()
-
-
-def test_a_sentence_says_what_the_fitted_exponents_cost():
-    batch, scores = correlated_batch(100, 6)
-    curve = variance_curve(batch, "length_weighted(loo=True)", "alpha", np.linspace(-3.0, 2.0, 11), scores)
-    cost = curve.fits_frame()["ratio_to_lowest"].max() - 1.0
-    assert cost > 0.01
-    assert curve.sentence().endswith(f"; a fitted α takes up to {math.ceil(1000 * cost) / 10:.1f}% more samples.")
 
 
 def test_a_sentence_says_where_the_interval_is_cut():
@@ -117,21 +114,15 @@ def test_parameters_of_other_estimators_and_recipes(label, parameter, values):
     assert found.fits == {}
 
 
-def test_the_width_of_a_clip_off_policy():
-    policy = EnumeratedPolicy(
-        vocabulary=3, max_length=3, dimension=4, n_prompts=5, rng=0, theta=np.full(4, 0.6), old_theta=np.full(4, 0.4)
-    )
-    batch, _, scores = policy.sample(80, 4, rng=0)
-    found = variance_curve(batch, "recipe:grpo", "clip_width", [0.02, 0.2], scores)
-    narrow, wide = found.to_frame()["trace_cov"]
+def test_the_width_of_a_clip():
+    small = {"vocabulary": 3, "max_length": 3, "dimension": 4, "n_prompts": 5, "rng": 0}
+    off_policy = EnumeratedPolicy(**small, theta=np.full(4, 0.6), old_theta=np.full(4, 0.4))
+    batch, _, scores = off_policy.sample(80, 4, rng=0)
+    narrow, wide = variance_curve(batch, "recipe:grpo", "clip_width", [0.02, 0.2], scores).to_frame()["trace_cov"]
     expected = quietly(gs.compare, batch, ["recipe:grpo(eps_low=0.2, eps_high=0.2)"], scores).to_frame()["trace_cov"]
     assert wide == pytest.approx(expected.item(), rel=1e-12)
     assert narrow != wide
-
-
-def test_clips_that_no_ratio_reaches_do_not_matter():
-    policy = EnumeratedPolicy(vocabulary=3, max_length=3, dimension=4, n_prompts=5, rng=0)
-    batch, _, scores = policy.sample(80, 4, rng=0)
+    batch, _, scores = EnumeratedPolicy(**small).sample(80, 4, rng=0)  # no ratio reaches the clip
     found = variance_curve(batch, "recipe:dr_grpo", "clip_width", [0.1, 0.2, 0.3], scores)
     assert np.isnan(found.minimiser)
     assert found.sentence() == "The variance of recipe:dr_grpo does not depend on clip_width on these completions."
@@ -154,15 +145,17 @@ def test_group_size_is_compared_at_an_equal_total_of_completions():
     assert short.rows[-1].cells[0] == "1" != short.rows[0].cells[0]
 
 
-def test_refusals():
-    batch, scores = sized_batch()
-    with pytest.raises(ValueError, match="at least two different finite numbers"):
-        variance_curve(batch, "length_weighted", "alpha", [1.0, 1.0], scores)
-    with pytest.raises(TypeError, match="has no parameter 'delta'"):
-        variance_curve(batch, "length_weighted", "delta", [0.0, 1.0], scores)
+@pytest.mark.parametrize(
+    ("label", "parameter", "values", "error", "message"),
+    [
+        ("length_weighted", "alpha", [1.0, 1.0], ValueError, "at least two different finite numbers"),
+        ("length_weighted", "delta", [0.0, 1.0], TypeError, "has no parameter 'delta'"),
+        ("rloo", "group_size", [2, 2.5], ValueError, r"group_size=2\.5 must be a whole number"),
+        ("kimi", "tau", [-1.0, 1.0], ValueError, "tau must be a finite number above 0"),
+    ],
+)
+def test_refusals(label, parameter, values, error, message):
+    with pytest.raises(error, match=message):
+        variance_curve(sized_batch()[0], label, parameter, values, sized_batch()[1])
     with pytest.raises(ValueError, match="a curve along alpha has one group size"):
-        variance_curve(batch, "length_weighted", "alpha", [0.0, 1.0], scores, group_size=[2, 4])
-    with pytest.raises(ValueError, match=r"group_size=2\.5 must be a whole number"):
-        variance_curve(batch, "rloo", "group_size", [2, 2.5], scores)
-    with pytest.raises(ValueError, match="tau must be a finite number above 0"):
-        variance_curve(batch, "kimi", "tau", [-1.0, 1.0], scores)
+        variance_curve(sized_batch()[0], "length_weighted", "alpha", [0, 1], sized_batch()[1], group_size=[2, 4])

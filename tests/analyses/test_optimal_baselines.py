@@ -122,14 +122,29 @@ def test_a_learned_baseline_is_described_and_bound_to_its_completions():
         one.weights(correlated_batch(20, 4)[0])
 
 
-def test_groups_without_any_weight_are_refused_with_the_cause():
-    batch, scores = correlated_batch(20, 4)
-    pool = pool_of(batch.with_fields(rewards=np.zeros(80)), scores)
-    with pytest.raises(ValueError, match="has weight 0: every reward equals 0 .choose problems that are solved"):
-        learned_exponent(pool)
-    alone = pool_of(batch.with_fields(groups=np.arange(80)), scores)
-    with pytest.raises(ValueError, match="has weight 0: groups hold a single completion"):
-        learned_exponent(alone)
+def test_refusals():
+    batch, scores = inputs()
+    drift = 0.3 * np.random.default_rng(0).normal(size=batch.mask.shape)
+    logs = np.where(batch.mask, -1.0, 0.0)
+    far = {"logprobs": logs, "old_logprobs": np.where(batch.mask, drift - 1.0, 0.0)}
+    for given, asked, message in (
+        (inputs(3)[0], {}, "needs at least 4 prompts, got 3"),
+        (batch.with_fields(sq_norms=None), {}, "needs sq_norms"),
+        (batch.with_fields(**far), {}, "leave-one-out baselines are biased for completions of another policy"),
+        (
+            batch.with_fields(logprobs=logs, old_logprobs=logs),
+            {"target": "importance"},
+            "have no importance weights, so that target='importance' does not judge them",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            optimal_baselines(given, scores[: len(given.rewards)], **asked)
+    for changed, cause in (
+        ({"rewards": np.zeros(160)}, "every reward equals 0 .choose problems that are solved"),
+        ({"groups": np.arange(160)}, "groups hold a single completion"),
+    ):
+        with pytest.raises(ValueError, match=f"has weight 0: {cause}"):
+            learned_exponent(pool_of(batch.with_fields(**changed), scores))
 
 
 def test_the_interval_of_the_shift_is_where_the_slope_may_be_zero():
@@ -187,26 +202,19 @@ def test_the_rows_are_learned_published_and_the_oracle(found):
     assert list(frame["kind"]) == ["learned"] * 3 + ["published"] * len(PUBLISHED) + ["oracle"]
     assert frame["parameters"][0].startswith("alpha ")
     assert frame.attrs["best_learned"] == found.best == learned[int(np.argmin(frame["trace_cov"][:3]))]
-
-
-def test_published_rows_are_those_of_a_comparison(found):
-    batch, scores = inputs()
-    frame = found.to_frame().set_index("estimator")
-    labels = ["rloo", "token_mean(loo=True)", "length_weighted(alpha=within_prompt, loo=True)"]
-    expected = quietly(gs.compare, batch, labels, scores, reference=ORACLE).to_frame().set_index("estimator")
-    for name in ("trace_cov", "ratio", "ratio_low", "ratio_high"):
-        np.testing.assert_allclose(frame.loc[labels, name], expected[name], rtol=1e-9)
-
-
-def test_both_ratios_have_simultaneous_intervals(found):
-    frame = found.to_frame()
-    best = frame.set_index("estimator").loc[found.best, "trace_cov"]
-    local = frame["estimator"].isin(["rloo", "token_mean(loo=True)", ORACLE])
-    np.testing.assert_allclose(frame["ratio_to_learned"][local], frame["trace_cov"][local] / best)
     for name in ("ratio", "ratio_to_learned"):
         ends = frame[[f"{name}_simultaneous_low", f"{name}_low", f"{name}_high", f"{name}_simultaneous_high"]]
         ends = ends.to_numpy(dtype=float)  # some are infinite
         assert (ends[:, :-1] <= ends[:, 1:] + 1e-12).all()
+    batch, scores = inputs()
+    labels = ["rloo", "token_mean(loo=True)", "length_weighted(alpha=within_prompt, loo=True)"]
+    expected = quietly(gs.compare, batch, labels, scores, reference=ORACLE).to_frame().set_index("estimator")
+    frame = frame.set_index("estimator")
+    for name in ("trace_cov", "ratio", "ratio_low", "ratio_high"):
+        np.testing.assert_allclose(frame.loc[labels, name], expected[name], rtol=1e-9)
+    relative = frame["trace_cov"] / frame.loc[found.best, "trace_cov"]
+    local = ["rloo", "token_mean(loo=True)", ORACLE]
+    np.testing.assert_allclose(frame.loc[local, "ratio_to_learned"], relative[local])
 
 
 def test_the_sentence_states_the_gain(found):
@@ -233,19 +241,3 @@ def test_no_gain_is_promised_where_few_prompts_carry_the_variance():
     said = f"Too few prompts carry the variance to learn from: the {heavy.best} may lose to rloo; the oracle has "
     assert heavy.sentence().startswith(said)
     assert heavy.sentence(0.01).startswith(said)
-
-
-def test_refusals():
-    batch, scores = inputs(3)
-    with pytest.raises(ValueError, match="needs at least 4 prompts, got 3"):
-        optimal_baselines(batch, scores, published=["rloo"])
-    batch, scores = inputs()
-    with pytest.raises(ValueError, match="needs sq_norms"):
-        optimal_baselines(batch.with_fields(sq_norms=None), scores, published=["rloo"])
-    rng = np.random.default_rng(0)
-    logs = np.where(batch.mask, -1.0, 0.0)
-    old = np.where(batch.mask, -1.0 + 0.3 * rng.normal(size=batch.mask.shape), 0.0)
-    with pytest.raises(ValueError, match="leave-one-out baselines are biased for completions of another policy"):
-        optimal_baselines(batch.with_fields(logprobs=logs, old_logprobs=old), scores)
-    with pytest.raises(ValueError, match="have no importance weights, so that target='importance' does not judge them"):
-        optimal_baselines(batch.with_fields(logprobs=logs, old_logprobs=logs), scores, target="importance")

@@ -92,22 +92,20 @@ def test_the_size_by_hand():
     assert by_hand == pytest.approx(1619, abs=1)
     assert by_hand < plan.n_prompts < by_hand + 6  # Student's quantile
     assert plan.asked["stderr_of_one"] == pytest.approx(2.0, rel=1e-9)
-    assert plan.completions_per_prompt == 8
-    assert plan.n == 8 * plan.n_prompts
+    assert (plan.completions_per_prompt, plan.n) == (8, 8 * plan.n_prompts)
     assert plan.n_prompts_low < plan.n_prompts < plan.n_prompts_assured < plan.n_prompts_high
     assert plan.sentence().endswith("completions) distinguish grpo from rloo at a ratio of 0.87 in 80% of studies.")
-    assert plan.sentences()[1].startswith(
-        "Planned: distinguishing a ratio of 0.87 of grpo to rloo from 1 (95% interval, in 80% of studies);"
-    )
-
-
-def test_the_range_is_that_of_the_variance_of_the_pilot():
-    plan = plan_ratio(pilot(), "grpo")
-    for size, tail in ((plan.n_prompts_low, 0.975), (plan.n_prompts_high, 0.025)):
-        assert size / plan.n_prompts == pytest.approx(399 / stats.chi2.ppf(tail, 399), rel=0.01)
+    planned = "Planned: distinguishing a ratio of 0.87 of grpo to rloo from 1 (95% interval, in 80% of studies);"
+    assert plan.sentences()[1].startswith(planned)
+    # The range is that of the variance of the pilot.
     few = plan_ratio(pilot(n_effective_prompts=40.0), "grpo")
     assert few.n_prompts == plan.n_prompts
-    assert few.n_prompts_high / few.n_prompts == pytest.approx(39 / stats.chi2.ppf(0.025, 39), rel=0.01)
+    for size, degrees, tail in (
+        (plan.n_prompts_low, 399, 0.975),
+        (plan.n_prompts_high, 399, 0.025),
+        (few.n_prompts_high, 39, 0.025),
+    ):
+        assert size / plan.n_prompts == pytest.approx(degrees / stats.chi2.ppf(tail, degrees), rel=0.01)
 
 
 def test_the_assured_size_is_enough_in_four_of_five_studies():
@@ -141,11 +139,11 @@ def test_a_matched_ratio_is_planned_from_its_own_interval():
 
 
 def test_a_closer_ratio_takes_more_and_the_level_matters():
-    assert plan_ratio(pilot(), "grpo", 0.9).n_prompts > 1.5 * plan_ratio(pilot(), "grpo", 0.87).n_prompts
-    inverse = plan_ratio(pilot(), "grpo", 1 / 0.87)
-    assert inverse.n_prompts == plan_ratio(pilot(), "grpo").n_prompts
-    assert plan_ratio(pilot(level=0.8), "grpo").n_prompts == pytest.approx(inverse.n_prompts, abs=1)
-    assert plan_ratio(pilot(), "grpo", confidence_level=0.99).n_prompts > inverse.n_prompts
+    plan = plan_ratio(pilot(), "grpo")
+    assert plan_ratio(pilot(), "grpo", 0.9).n_prompts > 1.5 * plan.n_prompts
+    assert plan_ratio(pilot(), "grpo", 1 / 0.87).n_prompts == plan.n_prompts
+    assert plan_ratio(pilot(level=0.8), "grpo").n_prompts == pytest.approx(plan.n_prompts, abs=1)
+    assert plan_ratio(pilot(), "grpo", confidence_level=0.99).n_prompts > plan.n_prompts
 
 
 def test_a_comparison_is_a_pilot():
@@ -278,35 +276,30 @@ def test_the_variance_of_influences_plans_fewer_than_the_width_of_a_small_pilot(
     )
 
 
+def studied(n_prompts, seed):
+    """The critical batch in a study of a policy."""
+    policy = EnumeratedPolicy(vocabulary=3, max_length=3, dimension=6, n_prompts=12, rng=1)
+    batch, scores, _ = policy.sample(n_prompts, 4, rng=np.random.default_rng([11, seed]))
+    return batch_size(batch, ["rloo"], scores).rows[0].critical_batch
+
+
 def test_a_critical_batch_is_known_to_the_factor_that_was_planned():
     """Studies of the planned size, drawn from a policy, keep the promise; studies of a third do not."""
-    policy = EnumeratedPolicy(vocabulary=3, max_length=3, dimension=6, n_prompts=12, rng=1)
-
-    def study(n_prompts, seed):
-        batch, scores, _ = policy.sample(n_prompts, 4, rng=np.random.default_rng([11, seed]))
-        return batch_size(batch, ["rloo"], scores).rows[0].critical_batch
-
-    plan = plan_critical_batch(study(200, 0), 2.0, estimator="rloo", completions_per_prompt=4)
+    pilot = studied(200, 0)
+    plan = plan_critical_batch(pilot, 2.0, estimator="rloo", completions_per_prompt=4)
     assert plan.n_prompts_low <= plan.n_prompts <= plan.n_prompts_assured <= plan.n_prompts_high
     assert plan.sentence().endswith(" give the critical batch of rloo to a factor of 2 in 80% of studies.")
 
     def kept(n_prompts):
-        found = [study(n_prompts, seed).with_interval(0.95) for seed in range(1, 25)]
+        found = [studied(n_prompts, seed).with_interval(0.95) for seed in range(1, 25)]
         return np.mean([high <= 2.0 * value and value <= 2.0 * low for value, low, high in found])
 
-    assert kept(plan.n_prompts_assured) >= 0.8 - 2.0 * np.sqrt(0.8 * 0.2 / 24)
-    assert kept(plan.n_prompts // 3) < 0.8 - 2.0 * np.sqrt(0.8 * 0.2 / 24)
-
-
-def test_a_critical_batch_that_cannot_be_planned_is_refused():
-    policy = EnumeratedPolicy(vocabulary=3, max_length=3, dimension=6, n_prompts=12, rng=1)
-    batch, scores, _ = policy.sample(100, 4, rng=np.random.default_rng(0))
-    resolved = batch_size(batch, ["rloo"], scores).rows[0].critical_batch
+    least = 0.8 - 2.0 * np.sqrt(0.8 * 0.2 / 24)
+    assert kept(plan.n_prompts_assured) >= least > kept(plan.n_prompts // 3)
     with pytest.raises(ValueError, match="critical_batch=1 must be a factor above 1, for example 2"):
-        plan_critical_batch(resolved, 1.0, estimator="rloo")
-    silent = replace(resolved, only_low=True)
+        plan_critical_batch(pilot, 1.0, estimator="rloo")
     with pytest.raises(ValueError, match="does not resolve the signal of 'grpo'.*as many prompts as --signal plans"):
-        plan_critical_batch(silent, estimator="grpo")
+        plan_critical_batch(replace(pilot, only_low=True), estimator="grpo")
 
 
 def test_a_critical_batch_without_a_target_is_refused_with_the_reason():

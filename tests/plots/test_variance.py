@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from fixture_frames import variance
+from fixture_frames import variance, with_intervals
 
 from gradstats.analyses import registry
 from gradstats.estimators.display_names import in_words
@@ -139,18 +139,16 @@ def words(frame):
 
 
 def table(n=4, reference="rloo"):
-    names = [
-        "rloo",
-        "reinforce",
-        "length_weighted(alpha=0.8, loo=True)",
-        "dr_grpo",
-        *[f"mine_{i}" for i in range(30)],
-    ]
-    rng = np.random.default_rng(0)
-    frame = pd.DataFrame({"estimator": names[:n], "group_size": 4})
-    for value in VALUES:
-        centre = np.exp(rng.normal(0, 0.5, n))
-        frame[value], frame[f"{value}_low"], frame[f"{value}_high"] = centre, 0.8 * centre, 1.3 * centre
+    names = ["rloo", "reinforce", "length_weighted(alpha=0.8, loo=True)", "dr_grpo"]
+    frame = with_intervals(pd.DataFrame({"estimator": names[:n], "group_size": 4}), VALUES, "ordinary")
+    frame.attrs["reference"] = reference
+    return frame
+
+
+def matched(estimators, values, low=None, high=None, reference="rloo"):
+    """A frame of relative noises alone."""
+    columns = {"matched_ratio": values, "matched_ratio_low": low or values, "matched_ratio_high": high or values}
+    frame = pd.DataFrame({"estimator": estimators, **columns})
     frame.attrs["reference"] = reference
     return frame
 
@@ -196,18 +194,17 @@ def with_verdict(n=4):
 def test_single_and_simultaneous_intervals_are_bars_of_two_widths():
     frame = with_verdict()
     ax = plot_variance(frame)
+    left, right = ax.get_xlim()
     (thin,) = ax.collections
     ends = frame[["matched_ratio_simultaneous_low", "matched_ratio_simultaneous_high"]].to_numpy()[:3]
-    ends[2, 1] = ax.get_xlim()[1]
-    np.testing.assert_allclose([path[:, 0] for path in thin.get_segments()], ends)
-    places = ax.get_yticks()
-    np.testing.assert_allclose([path[0, 1] for path in thin.get_segments()], places[:3])
-    wide = [line for line in ax.lines if list(line.get_ydata()) == [0, 0]]
-    assert wide[0].get_linewidth() > 1.5 * thin.get_linewidths()[0]
-    np.testing.assert_array_equal(thin.get_edgecolor()[0][:3], mpl.colors.to_rgb(wide[0].get_color()))
-    left, right = ax.get_xlim()
     assert left < ends[:, 0].min()
     assert right > ends[:2].max()
+    ends[2, 1] = right  # that of a ray
+    np.testing.assert_allclose([path[:, 0] for path in thin.get_segments()], ends)
+    np.testing.assert_allclose([path[0, 1] for path in thin.get_segments()], ax.get_yticks()[:3])
+    wide = next(line for line in ax.lines if list(line.get_ydata()) == [0, 0])
+    assert wide.get_linewidth() > 1.5 * thin.get_linewidths()[0]
+    np.testing.assert_array_equal(thin.get_edgecolor()[0][:3], mpl.colors.to_rgb(wide.get_color()))
 
 
 def test_a_row_is_bold_where_it_is_shown_to_be_below_the_reference():
@@ -275,15 +272,14 @@ def test_runs_side_by_side_share_names_and_axis():
     frame.loc[frame["run"] == "stale", "matched_ratio_high"] *= 9.0
     frame = frame.drop(index=3)  # "reinforce" of the stale run
     first, second = plot_variance_of_runs(frame)
-    assert [ax.get_title() for ax in (first, second)] == ["on-policy", "stale"]
     assert first.get_xlim() == second.get_xlim()
     assert first.get_ylim() == second.get_ylim()
     names = first.get_yticklabels()
     assert [name.get_text().partition(",")[0] for name in names] == ["length-weighted", "REINFORCE", "RLOO"]
     assert [name.get_fontweight() == "bold" for name in names] == [True, False, False]
     assert not any(label.get_visible() for label in second.get_yticklabels())
-    assert [[text.get_text() for text in ax.texts] for ax in (first, second)] == [[], ["not measured"]]
-    for ax, run in ((first, "on-policy"), (second, "stale")):
+    for ax, run, texts in ((first, "on-policy", []), (second, "stale", ["not measured"])):
+        assert (ax.get_title(), [text.get_text() for text in ax.texts]) == (run, texts)
         drawn = [line.get_xdata()[0] for line in ax.lines if line.get_linestyle() == "None"]
         assert drawn == frame.loc[frame["run"] == run, "matched_ratio"].tolist()
     with pytest.raises(ValueError, match="axes holds 1 axes for 2 runs"):
@@ -310,27 +306,17 @@ def test_a_row_without_any_number_was_not_measured():
 
 def test_a_short_figure_shares_rows_that_are_equal_and_names_what_is_not_resolved():
     labels = ["reinforce", "group_mean", "rloo", "grpo"]
-    values = [2.0, 1.0, 1.0, np.nan]
-    frame = pd.DataFrame({"estimator": labels, "matched_ratio": values})
-    frame["matched_ratio_low"], frame["matched_ratio_high"] = [1.5, 1.0, 1.0, np.nan], [2.5, 1.0, 1.0, np.nan]
-    frame.attrs["reference"] = "rloo"
+    frame = matched(labels, [2.0, 1.0, 1.0, np.nan], [1.5, 1.0, 1.0, np.nan], [2.5, 1.0, 1.0, np.nan])
     ax = plot_variance(frame, sort=True, short=True)
-    rows = [label.get_text().replace("\n", " ").replace("\u00a0", " ") for label in ax.get_yticklabels()]
+    rows = [" ".join(label.split()) for label in row_labels(ax)]
     assert rows == ["RLOO = group mean", "REINFORCE"]
     assert ax.get_title(loc="right") == "Not resolved: GRPO advantage."
-    assert ax.get_xlabel().replace("\n", " ").endswith("relative to RLOO")
 
 
 def test_rows_of_several_sizes_are_named_with_their_size_where_they_are_left_out():
-    labels, values = ["rloo", "grpo", "rloo", "grpo"], [1.0, np.nan, 1.0, 1.2]
-    frame = pd.DataFrame({"estimator": labels, "group_size": [2, 2, 4, 4], "matched_ratio": values})
-    frame["matched_ratio_low"] = frame["matched_ratio_high"] = values
-    frame.attrs["reference"] = "rloo"
+    frame = matched(["rloo", "grpo", "rloo", "grpo"], [1.0, np.nan, 1.0, 1.2]).assign(group_size=[2, 2, 4, 4])
     assert short_rows(frame, "matched_ratio").unresolved == ["GRPO advantage, N=2"]
-    assert [label.get_text() for label in plot_variance(frame.iloc[1:], short=True).get_yticklabels()] == [
-        "RLOO, N=4",
-        "GRPO advantage, N=4",
-    ]
+    assert row_labels(plot_variance(frame.iloc[1:], short=True)) == ["RLOO, N=4", "GRPO advantage, N=4"]
     assert "not resolved: GRPO advantage, N=2." in registry.get("variance").figures[0].caption_of(frame)
     many = pd.concat([frame.assign(group_size=frame["group_size"] + 4 * at).iloc[[0, 2, 3]] for at in range(4)])
     many["matched_ratio"] += np.linspace(0.0, 0.1, len(many))
@@ -341,21 +327,15 @@ def test_rows_of_several_sizes_are_named_with_their_size_where_they_are_left_out
 
 def test_of_many_rows_the_outer_ones_and_the_reference_are_drawn():
     labels = [f"length_weighted(alpha=0.{at})" for at in range(1, 10)]
-    middle = "rloo"
-    frame = pd.DataFrame({"estimator": [*labels, middle], "matched_ratio": [*np.linspace(0.5, 1.4, 9), 1.01]})
-    frame["matched_ratio_low"], frame["matched_ratio_high"] = frame["matched_ratio"], frame["matched_ratio"]
-    frame.attrs["reference"] = middle
-    chosen = short_rows(frame, "matched_ratio")
+    chosen = short_rows(matched([*labels, "rloo"], [*np.linspace(0.5, 1.4, 9), 1.01]), "matched_ratio")
     assert len(chosen.drawn) == 8
-    assert middle in set(chosen.drawn["estimator"])
+    assert "rloo" in set(chosen.drawn["estimator"])
     assert chosen.between == [in_words(labels[at]) for at in (3, 4)]
     assert chosen.sentence == "2 more rows in between."
 
 
 def test_a_row_that_nothing_compares_with_is_drawn_beside_the_unresolved_ones():
-    frame = pd.DataFrame({"estimator": ["reinforce", "rloo"], "matched_ratio": [1.0, np.nan]})
-    frame["matched_ratio_low"], frame["matched_ratio_high"] = [1.0, 0.4], [1.0, np.inf]
-    frame.attrs["reference"] = "reinforce"
+    frame = matched(["reinforce", "rloo"], [1.0, np.nan], [1.0, 0.4], [1.0, np.inf], reference="reinforce")
     ax = plot_variance(frame, sort=True, short=True)
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["REINFORCE", "RLOO"]
+    assert row_labels(ax) == ["REINFORCE", "RLOO"]
     assert ax.get_title(loc="right") == ""

@@ -77,18 +77,10 @@ def test_a_sample_does_not_differ_from_itself():
     """Its difference and error are those of rounding, whose ratio says nothing."""
     rng = np.random.default_rng(4)
     frame = sample(rng, rng.standard_normal(200), 0.5)
-    found = gs.stats.alpha_difference(frame, frame)
-    assert (found.difference, found.stderr, found.pvalue) == (0.0, 0.0, 1.0)
+    as_text = frame.assign(prompt_id=frame["prompt_id"].astype(str))  # ids may be read as numbers or text
+    found = gs.stats.alpha_difference(frame, as_text)
+    assert (found.difference, found.stderr, found.pvalue, found.n_prompts) == (0.0, 0.0, 1.0, 200)
     assert found.confidence_interval() == (0.0, 0.0)
-
-
-def test_prompts_are_the_same_whether_their_ids_were_read_as_numbers_or_text():
-    rng = np.random.default_rng(5)
-    prompts = rng.standard_normal(12)
-    one, other = sample(rng, prompts, 0.5), sample(rng, prompts, 0.7)
-    as_text = gs.stats.alpha_difference(one, other.assign(prompt_id=other["prompt_id"].astype(str)))
-    assert as_text == gs.stats.alpha_difference(one, other)
-    assert as_text.n_prompts == 12
 
 
 def test_what_cannot_be_compared_is_refused():
@@ -135,14 +127,10 @@ def test_curvature_equals_the_quadratic_regression():
     x = np.log(lengths) - np.log(lengths).mean()
     oracle = sm.OLS(np.log(sq_norms), np.column_stack([np.ones_like(x), x, x**2])).fit(cov_type="HC2")
     test = curvature_test(fit_length_scaling(lengths=lengths, sq_norms=sq_norms))
-    assert test.curvature == pytest.approx(oracle.params[2], rel=1e-9)
-    assert test.stderr == pytest.approx(oracle.bse[2], rel=1e-9)
+    assert (test.curvature, test.stderr) == pytest.approx((oracle.params[2], oracle.bse[2]), rel=1e-9)
     low, high = test.confidence_interval()
     assert low < test.curvature < high
     assert tuple(test.to_frame()[["curvature_low", "curvature_high"]].iloc[0]) == (low, high)
-
-
-def test_curvature_needs_lengths_and_prompts():
     with pytest.raises(ValueError, match="at least 4 distinct lengths and 3 prompts, got 3 and 3"):
         curvature_test(fit_length_scaling(lengths=[1, 2, 3], sq_norms=[1, 2, 3]))
 
@@ -164,27 +152,36 @@ def test_its_slopes_are_those_within_and_between_prompts():
     lengths, sq_norms, groups = noisy_power_law(15, 4)
     keywords = {"lengths": lengths, "sq_norms": sq_norms, "groups": groups}
     test = mundlak_test(fit_length_scaling(**keywords))
-    within = fit_length_scaling(**keywords, method="within_prompt")
-    between = fit_length_scaling(**keywords, method="between_prompt")
-    assert test.alpha_within == pytest.approx(within.alpha, rel=1e-10)
-    assert test.alpha_between == pytest.approx(between.alpha, rel=1e-10)
-    assert test.difference == pytest.approx(between.alpha - within.alpha, rel=1e-9)
+    within, between = (fit_length_scaling(**keywords, method=f"{part}_prompt").alpha for part in ("within", "between"))
+    assert (test.alpha_within, test.alpha_between) == pytest.approx((within, between), rel=1e-10)
+    assert test.difference == pytest.approx(between - within, rel=1e-9)
 
 
 def test_its_error_is_cr2_of_the_coefficient_on_the_means():
     """The regression on log T and its prompt mean, of groups of uneven size."""
-    lengths, sq_norms, groups = noisy_power_law(12, 4)
     kept = np.random.default_rng(0).random(48) < 0.8
-    lengths, sq_norms, groups = lengths[kept], sq_norms[kept], np.unique(groups[kept], return_inverse=True)[1]
+    lengths, sq_norms, groups = (values[kept] for values in noisy_power_law(12, 4))
     x, y = np.log(lengths), np.log(sq_norms)
     design = np.column_stack([np.ones(len(x)), x, [x[groups == group].mean() for group in groups]])
     stderr, degrees = dense_cr2(design, y, groups, np.array([0.0, 0.0, 1.0]))
     test = mundlak_test(fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups))
     assert test.difference == pytest.approx(sm.OLS(y, design).fit().params[2] / 2, rel=1e-9)
-    assert test.stderr == pytest.approx(stderr / 2, rel=1e-9)
-    assert test.degrees == pytest.approx(degrees, rel=1e-8)
+    assert (test.stderr, test.degrees) == pytest.approx((stderr / 2, degrees), rel=1e-8)
     low, high = test.confidence_interval(1.0 - test.pvalue)
     assert min(abs(low), abs(high)) == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "groups", "message"),
+    [
+        ([5, 9, 12, 30], None, r"at least 3 prompts with completions of different lengths.*0 prompt\(s\) have"),
+        ([5, 9, 20] * 4, np.repeat(np.arange(4), 3), "and prompts that differ in length"),
+    ],
+)
+def test_it_needs_prompts_that_vary(lengths, groups, message):
+    fit = fit_length_scaling(lengths=lengths, sq_norms=np.arange(1.0, len(lengths) + 1), groups=groups)
+    with pytest.raises(ValueError, match=message):
+        mundlak_test(fit)
 
 
 def test_it_finds_a_difference_and_says_so_only_then():
@@ -216,14 +213,3 @@ def test_false_alarms_have_the_stated_rate():
         fit = fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups)
         alarms.append(mundlak_test(fit).pvalue < 0.05)
     assert 0.01 <= np.mean(alarms) <= 0.1
-
-
-def test_it_needs_prompts_that_vary():
-    alone = fit_length_scaling(lengths=[5, 9, 12, 30], sq_norms=[1, 2, 3, 9])
-    with pytest.raises(
-        ValueError, match=r"at least 3 prompts with completions of different lengths.*0 prompt\(s\) have"
-    ):
-        mundlak_test(alone)
-    same = fit_length_scaling(lengths=[5, 9, 20] * 4, sq_norms=np.arange(1.0, 13.0), groups=np.repeat(np.arange(4), 3))
-    with pytest.raises(ValueError, match="and prompts that differ in length"):
-        mundlak_test(same)

@@ -13,16 +13,7 @@ from gradstats.estimators import Batch, Recipe
 from gradstats.stats.variance.inputs import comparison_inputs
 from gradstats.stats.variance.scores import prepare_scores, probe_blocks, probe_thirds
 
-EVERY_LEVEL = [
-    "rloo",
-    "grpo",
-    "otb",
-    "otb(energy=exact, loo=True)",
-    "otb_turns(energy=exact)",
-    "gae",
-    "gae(lam=0.9)",
-    "causal_optimal",
-]
+EVERY_LEVEL = ["rloo", "grpo", "otb", "otb(energy=exact, loo=True)", "otb_turns(energy=exact)", "gae", "gae(lam=0.9)"]
 
 
 POLICY = enumerated()
@@ -80,7 +71,8 @@ def test_noise_of_estimated_weights_does_not_count():
 def test_with_every_token_heavy_the_table_is_that_of_exact_scores():
     batch, scores = drawn(40)
     measured = probed(batch, scores, 6, 4, np.random.default_rng(0))
-    names = [*EVERY_LEVEL, Recipe("otb", aggregation="sequence_mean"), est.causal_optimal(scope="batch", loo=True)]
+    optimal = ["causal_optimal", est.causal_optimal(scope="batch", loo=True)]
+    names = [*EVERY_LEVEL, Recipe("otb", aggregation="sequence_mean"), *optimal]
     shared = {"group_size": 3, "prompts_per_batch": 8, "n_resamples": 6}
     table = quiet_compare(measured, names, scores_are_sketches=False, values=batch.values, **shared).to_frame()
     exact = quiet_compare(batch, names, scores, **shared).to_frame()
@@ -100,19 +92,12 @@ def test_rows_of_whole_completions_are_those_of_sketches_alone():
 def test_masked_tokens_do_not_enter():
     batch, scores = drawn(40)
     mask = batch.mask & ((np.arange(4) != 1) | (batch.lengths < 3)[:, None])
-    holed = Batch(
-        batch.rewards,
-        mask.sum(axis=1),
-        batch.groups,
-        mask,
-        logprobs=batch.logprobs,
-        sum_pi_squared=batch.sum_pi_squared,
-    )
+    known = {"logprobs": batch.logprobs, "sum_pi_squared": batch.sum_pi_squared}
+    holed = Batch(batch.rewards, mask.sum(axis=1), batch.groups, mask, **known)
     measured = probed(holed, scores, 6, 4, np.random.default_rng(0))
     table = quiet_compare(measured, ["otb", "otb_turns"], scores_are_sketches=False).to_frame()
-    np.testing.assert_allclose(
-        table["trace_cov"], quiet_compare(holed, ["otb", "otb_turns"], scores).to_frame()["trace_cov"], rtol=1e-6
-    )
+    exact = quiet_compare(holed, ["otb", "otb_turns"], scores).to_frame()
+    np.testing.assert_allclose(table["trace_cov"], exact["trace_cov"], rtol=1e-6)
 
 
 def test_thirds_and_blocks_hold_every_probe_once():
@@ -125,18 +110,17 @@ def test_thirds_and_blocks_hold_every_probe_once():
 
 def test_what_is_refused():
     batch, scores = drawn(20)
-    rng = np.random.default_rng(0)
-    few = probed(batch, scores, 5, 1, rng)
+    few = probed(batch, scores, 5, 1, np.random.default_rng(0))
+    for given, label, asked, message in (
+        (few, "otb", {"token_energy": np.ones(batch.mask.shape)}, "token_energy come from the measurement: pass"),
+        (batch, "gae", {"scores": scores, "values": batch.values}, r"give values to the Batch .*\(values=…\)"),
+        (few, "otb", {"valuse": batch.values}, "'valuse' is not a field of a Batch: choose from .* values"),
+        (few, "otb", {"confidence_level": 0.9}, r"give confidence_level to what it returns, as to .to_frame\(\)"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            compare(given, [label], **asked)
     with pytest.raises(ValueError, match="token_probes=5 are too few .* measurement.token_probes.*or at least 6"):
         compare(few, ["causal_optimal"])
-    with pytest.raises(TypeError, match="token_energy come from the measurement: pass a Batch"):
-        compare(few, ["otb"], token_energy=np.ones(batch.mask.shape))
-    with pytest.raises(TypeError, match=r"give values to the Batch itself: batch.with_fields\(values=…\)"):
-        compare(batch, ["gae"], scores, values=batch.values)
-    with pytest.raises(TypeError, match="'valuse' is not a field of a Batch: choose from .* values"):
-        compare(few, ["otb"], valuse=batch.values)
-    with pytest.raises(TypeError, match=r"give confidence_level to what it returns, as to .to_frame\(\)"):
-        compare(few, ["otb"], confidence_level=0.9)
     few.token_projections[3][0] = np.nan
     with pytest.raises(ValueError, match="token_projections of completion 3 hold values that are not finite"):
         compare(few, ["otb"])
