@@ -151,27 +151,21 @@ def test_symmetries():
     names = ["rloo", "token_mean", "norm_weighted", "kimi(tau=0.5)"]
     plain = quiet_compare(batch, names, scores).to_frame()
     number = [c for c in plain.columns if plain[c].dtype == float and not c.startswith("ratio_")]
-    columns = [c for c in number if not c.startswith("kept_share")]
-
     order = np.random.default_rng(1).permutation(len(batch.rewards))
-    renamed = np.array([f"q{999 - int(g[1:])}" for g in batch.groups])
-    shuffled = quiet_compare(batch.with_fields(groups=renamed).select(order), names, scores[order]).to_frame()
-    np.testing.assert_allclose(shuffled[number], plain[number], rtol=1e-8)
-
+    renamed = batch.with_fields(groups=np.array([f"q{999 - int(g[1:])}" for g in batch.groups]))
     rotation = np.linalg.qr(np.random.default_rng(2).normal(size=(6, 6)))[0]
-    rotated = quiet_compare(batch, names, scores @ rotation).to_frame()
-    np.testing.assert_allclose(rotated[number], plain[number], rtol=1e-8)
+    for other, of_other in ((renamed.select(order), scores[order]), (batch, scores @ rotation)):
+        found = quiet_compare(other, names, of_other).to_frame()
+        np.testing.assert_allclose(found[number], plain[number], rtol=1e-8)
 
+    scaled = [c for c in number if c.startswith(("trace_cov", "signal_sq"))]
+    same = [c for c in number if c not in scaled and not c.startswith("kept_share")]
     larger = quiet_compare(batch.with_fields(sq_norms=9 * batch.sq_norms), names, 3 * scores).to_frame()
-    scaled = [c for c in columns if c.startswith(("trace_cov", "signal_sq"))]
-    same = [c for c in columns if c not in scaled]
-    np.testing.assert_allclose(larger[scaled], 9 * plain[scaled], rtol=1e-8)
-    np.testing.assert_allclose(larger[same], plain[same], rtol=1e-8)
-
-    linear = names[:3]
-    richer = quiet_compare(batch.with_fields(rewards=2 * batch.rewards + 5), linear, scores).to_frame()
-    np.testing.assert_allclose(richer[scaled], 4 * plain[scaled][:3], rtol=1e-8)
-    np.testing.assert_allclose(richer[same], plain[same][:3], rtol=1e-7)
+    richer = quiet_compare(batch.with_fields(rewards=2 * batch.rewards + 5), names[:3], scores).to_frame()
+    for found, factor in ((larger, 9), (richer, 4)):
+        expected = plain[: len(found)]
+        np.testing.assert_allclose(found[scaled], factor * expected[scaled], rtol=1e-8)
+        np.testing.assert_allclose(found[same], expected[same], rtol=1e-7)
 
 
 def test_groups_of_one_compare_to_reinforce():

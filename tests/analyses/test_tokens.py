@@ -20,12 +20,13 @@ def ratio_of(measured, values):
     return otb_ratio(measured, "mine", values, Batch.from_measurement(measured), None, 0)
 
 
-def test_without_sketches_or_groups_it_is_nan():
-    measured = drawn_tokens()[0]
+def test_one_completion_a_prompt_or_no_sketches_leave_the_cost_open():
+    measured = drawn_tokens(n_groups=60)[0]
     values = list(measured.token_energy)
     assert np.isnan(ratio_of(replace(measured, sketches=None), values).value)
-    alone = measured.select(slice(0, None, 3))
-    assert np.isnan(ratio_of(alone, values[::3]).value)
+    quality = gs.proxy_quality(measured.select(slice(0, None, 3)))
+    assert quality.to_frame()["otb_ratio"].isna().all()
+    assert "at least two completions per prompt" in quality.notes[0]
 
 
 def with_last_layer(measured, energies):
@@ -76,13 +77,6 @@ def test_a_constant_proxy_has_no_ranks():
     frame = gs.proxy_quality(measured).to_frame().set_index("proxy")
     assert np.isnan(frame.loc["entropy", "rank_correlation"])  # the policy's entropies were left at 0
     assert np.isnan(frame.loc["entropy", "log_slope"])
-
-
-def test_one_completion_a_prompt_leaves_the_cost_open():
-    measured, _, _ = drawn_tokens(n_groups=60)
-    quality = gs.proxy_quality(measured.select(slice(0, None, 3)))
-    assert quality.to_frame()["otb_ratio"].isna().all()
-    assert "at least two completions per prompt" in quality.notes[0]
 
 
 def test_tokens_are_listed():

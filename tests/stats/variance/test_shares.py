@@ -33,12 +33,9 @@ def test_each_value_lies_in_one_bin():
         np.testing.assert_array_equal(np.sum(inside, axis=0), 1)
         for (low, high), one in zip(ends, inside, strict=True):
             assert ((low <= VALUES[one]) & (VALUES[one] <= high)).all()
-
-
-def test_a_bin_holds_its_lower_edge_and_the_last_its_upper():
+    # A bin holds its lower edge, and the last one its upper.
     ends, inside = binned(VALUES, [0.1, 0.5, 0.9])
-    assert ends.tolist() == [[0.1, 0.5], [0.5, 0.9]]
-    assert [int(one.sum()) for one in inside] == [2, 6]
+    assert (ends.tolist(), [int(one.sum()) for one in inside]) == ([[0.1, 0.5], [0.5, 0.9]], [2, 6])
 
 
 def test_unusable_bins_are_refused():
