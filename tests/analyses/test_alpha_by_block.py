@@ -14,22 +14,10 @@ from gradstats.analyses.alpha_by_block import has_kinds
 from gradstats.analyses.numbers import format_estimate
 from gradstats.rollouts.table import Rollouts
 
-#: Block → exponent of its squared norm.
-POWERS = {"middle": 1.2, "steep": 2.0, "flat": 0.9}
-
 
 def test_the_map_puts_each_block_in_its_cell():
-    frame = pd.DataFrame(
-        {
-            "block": [
-                "model.embed_tokens.weight",
-                "model.layers.0.mlp.up.weight",
-                "model.layers.1.mlp.up.weight",
-                "total",
-            ],
-            "share_of_sq_norm": [0.5, 0.2, 0.3, 1.0],
-        }
-    )
+    blocks = ["model.embed_tokens.weight", *(f"model.layers.{layer}.mlp.up.weight" for layer in (0, 1)), "total"]
+    frame = pd.DataFrame({"block": blocks, "share_of_sq_norm": [0.5, 0.2, 0.3, 1.0]})
     ax = analyses.plot_block_heatmap(frame)
     drawn = np.ma.filled(ax.collections[0].get_array(), np.nan)
     np.testing.assert_array_equal(drawn, [[0.5, np.nan, np.nan], [np.nan, 0.2, 0.3]])
@@ -41,8 +29,8 @@ def test_the_map_puts_each_block_in_its_cell():
 
 def test_the_sentence_names_the_ends_and_the_largest_block():
     rng = np.random.default_rng(0)
-    lengths = rng.integers(10, 200, 60)
-    shares = pd.DataFrame({name: lengths**power * rng.lognormal(0.0, 0.2, 60) for name, power in POWERS.items()})
+    lengths, powers = rng.integers(10, 200, 60), {"middle": 1.2, "steep": 2.0, "flat": 0.9}  # of squared norms
+    shares = pd.DataFrame({name: lengths**power * rng.lognormal(0.0, 0.2, 60) for name, power in powers.items()})
     rollouts = Rollouts.from_sequences(
         [[1]] * 60, [[0] * length for length in lengths], np.zeros(60), [f"p{row // 4:02d}" for row in range(60)]
     )
@@ -50,17 +38,15 @@ def test_the_sentence_names_the_ends_and_the_largest_block():
         rollouts=rollouts, lengths=lengths, sq_norms=shares.sum(axis=1).to_numpy(), sq_norms_by_block=shares
     )
     found = analyses.alpha_by_block(measured)
-    alpha = found.to_frame().set_index("block")["alpha"]
+    alpha = found.to_frame().set_index("block")
+    flat, steep = (
+        format_estimate(*alpha.loc[name, ["alpha", "alpha_low", "alpha_high"]]) for name in ("flat", "steep")
+    )
     assert found.sentence() == (
-        f"α lies between {ends(found, 'flat')} (flat) and {ends(found, 'steep')} (steep); steep holds "
+        f"α lies between {flat} (flat) and {steep} (steep); steep holds "
         f"{shares['steep'].sum() / shares.to_numpy().sum():.0%} of ‖S‖²."
     )
-    assert alpha["flat"] < alpha["middle"] < alpha["steep"]
-
-
-def ends(found, block):
-    row = found.to_frame().set_index("block").loc[block]
-    return format_estimate(row["alpha"], row["alpha_low"], row["alpha_high"])
+    assert alpha["alpha"]["flat"] < alpha["alpha"]["middle"] < alpha["alpha"]["steep"]
 
 
 def test_blocks_with_the_same_ending_stay_apart():

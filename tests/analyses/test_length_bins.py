@@ -108,18 +108,14 @@ def test_the_sentence_names_the_lengths_with_most_of_the_variance():
     assert "of its gradient" not in flat.sentence()  # its share is not resolved
 
 
-def test_an_estimator_without_any_weight_says_why():
-    batch, scores = ragged_batch()
-    found = variance_by_length(batch.with_fields(rewards=np.zeros(len(scores))), "recipe:grpo", scores)
-    assert found.notes == (
-        "every reward equals 0 (choose problems that are solved sometimes, not always), so recipe:grpo gives every "
-        "completion weight 0 and its rows are NaN",
-    )
-
-
-def test_what_cannot_be_split_is_refused():
+def test_what_cannot_be_split_is_refused_or_says_why():
     batch, scores = ragged_batch()
     with pytest.raises(ValueError, match="batch_mean is a batch-level estimator: choose a group-level one"):
         variance_by_length(batch, "batch_mean", scores)
     with pytest.raises(ValueError, match="n_bins=0 must be at least 1"):
         variance_by_length(batch, "rloo", scores, n_bins=0)
+    found = variance_by_length(batch.with_fields(rewards=np.zeros(len(scores))), "recipe:grpo", scores)
+    assert found.notes == (
+        "every reward equals 0 (choose problems that are solved sometimes, not always), so recipe:grpo gives every "
+        "completion weight 0 and its rows are NaN",
+    )

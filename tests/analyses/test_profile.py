@@ -19,21 +19,13 @@ REWARDS = [1.0, 0.0, 1.0, 0.0, 1.0, 1.0]
 
 def measurement(lengths=LENGTHS, rewards=REWARDS, sq_norms=SQ_NORMS, entropy=None, logprobs=None, sum_sq=None):
     """Six completions of three prompts, with scores in random directions."""
-    rollouts = Rollouts.from_sequences(
-        [[1]] * len(lengths), [[2] * length for length in lengths], rewards, np.arange(len(lengths)) // 2
-    )
-    directions = np.random.default_rng(0).normal(size=(len(lengths), 32))
-    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    n = len(lengths)
+    rollouts = Rollouts.from_sequences([[1]] * n, [[2] * length for length in lengths], rewards, np.arange(n) // 2)
+    directions = np.random.default_rng(0).normal(size=(n, 32))
+    directions *= np.sqrt(sq_norms)[:, None] / np.linalg.norm(directions, axis=1, keepdims=True)
     nothing = [np.zeros(length) for length in lengths]
-    return Measurement(
-        rollouts,
-        pd.DataFrame({"all": sq_norms}),
-        directions * np.sqrt(sq_norms)[:, None],
-        nothing if logprobs is None else logprobs,
-        nothing if entropy is None else entropy,
-        nothing if sum_sq is None else sum_sq,
-        nothing,
-    )
+    of_tokens = (nothing if one is None else one for one in (logprobs, entropy, sum_sq, None))
+    return Measurement(rollouts, pd.DataFrame({"all": sq_norms}), directions, *of_tokens)
 
 
 def quietly(measured, call=profile_policy):
