@@ -142,16 +142,13 @@ def test_moments_are_those_of_explicit_gradients(two_groups, sketched, in_blocks
 def test_scores_are_read_once_for_all_weightings(two_groups, monkeypatch):
     scores, groups, weights, surplus = two_groups
     given = pooled(scores, groups.prompt[groups.group], groups, surplus, SketchError(25, 14, np.random.default_rng(2)))
-    readings = []
-    blocks = ScoreProducts.blocks
-    monkeypatch.setattr(ScoreProducts, "blocks", lambda self, *args: readings.append(args) or blocks(self, *args))
+    readings = counted(monkeypatch, ScoreProducts, "blocks")
     first, second = moments_from_products(given, list(weights), groups)
     cross = cross_signal(first, second)
     assert len(readings) == 2  # sums, then products with their totals
     moments_from_products(given, list(3.0 * weights), groups)
     assert len(readings) == 2
-    ratio = first.trace_cov / second.trace_cov
-    assert ratio.variance() > 0.0
+    assert (first.trace_cov / second.trace_cov).variance() > 0.0
     n_read = len(readings)
     assert cross.variance() > 0.0
     assert len(readings) == n_read > 2  # errors of all forms together
