@@ -77,8 +77,12 @@ def test_completions_cut_off_at_the_cap_are_marked(fit):
     assert [len(points.get_offsets()) for points in ax.collections[:2]] == [fit.n - 5, 5]
 
 
+def test_the_axis_states_a_metric_that_is_not_euclidean(fit):
+    assert "P" not in plot_length_scaling(fit).get_ylabel()
+    assert r"\Vert P\circ\nabla" in plot_length_scaling(replace(fit, metric="adam(moments=1a)")).get_ylabel()
+
+
 def test_published_points_have_an_inset_with_their_line(fit):
-    alone = plot_length_scaling(fit)
     ax = plot_length_scaling(fit, published="gloeckle2026")
     assert labels(ax)[0] == r"Gloeckle (2026): $\alpha$ = 0.79 [0.47, 1.10]"
     (inset,) = ax.child_axes
@@ -86,7 +90,7 @@ def test_published_points_have_an_inset_with_their_line(fit):
     (line,) = inset.lines
     (x0, y0), (x1, y1) = line.get_xydata()
     assert np.log(y1 / y0) / np.log(x1 / x0) == pytest.approx(2 * 0.79, abs=0.02)
-    assert ax.get_xlim() == alone.get_xlim()  # the run's own points keep the axis
+    assert ax.get_xlim() == plot_length_scaling(fit).get_xlim()  # the run's own points keep the axis
     falling = fit_length_scaling(lengths=fit.lengths, sq_norms=1.0 / fit.sq_norms)  # lowest where the inset is
     for drawn, one in ((ax, fit), (plot_length_scaling(falling, published="gloeckle2026"), falling)):
         drawn.figure.canvas.draw()
@@ -95,6 +99,10 @@ def test_published_points_have_an_inset_with_their_line(fit):
         assert drawn.bbox.count_contains(points) == len(points)
     own = pd.DataFrame({"length": [3.0], "sq_norm": [9.0]})
     assert labels(plot_length_scaling(fit, published=own))[0] == "published"
+    with pytest.raises(ValueError, match=r"published lacks the column.* sq_norm"):
+        plot_length_scaling(fit, published=own[["length"]])
+    with pytest.raises(KeyError, match=r"no data set is named 'gloeckle'.*did you mean 'gloeckle2026'"):
+        plot_length_scaling(fit, published="gloeckle")
 
 
 def test_several_fits_share_an_axis_in_different_colours(fit):
@@ -107,13 +115,6 @@ def test_several_fits_share_an_axis_in_different_colours(fit):
     assert len(labels(ax)) == 2
 
 
-def test_bad_input(fit):
-    with pytest.raises(ValueError, match=r"published lacks the column.* sq_norm"):
-        plot_length_scaling(fit, published=pd.DataFrame({"length": [1.0]}))
-    with pytest.raises(KeyError, match=r"no data set is named 'gloeckle'.*did you mean 'gloeckle2026'"):
-        plot_length_scaling(fit, published="gloeckle")
-
-
 @pytest.mark.parametrize("venue", ["icml", "acl", "neurips"])
 def test_nothing_is_clipped_or_overlaps(fit, venue):
     with mpl.rc_context(style(venue, "half")):
@@ -124,8 +125,3 @@ def test_nothing_is_clipped_or_overlaps(fit, venue):
         legend = ax.get_legend().get_window_extent()
         for points in ax.collections[:2]:
             assert not legend.count_contains(ax.transData.transform(points.get_offsets()))
-
-
-def test_the_axis_states_a_metric_that_is_not_euclidean(fit):
-    assert "P" not in plot_length_scaling(fit).get_ylabel()
-    assert r"\Vert P\circ\nabla" in plot_length_scaling(replace(fit, metric="adam(moments=1a)")).get_ylabel()

@@ -27,22 +27,16 @@ def test_a_result_gives_its_frame_and_a_frame_is_taken_as_it_is():
 
 
 INF, NAN = np.inf, np.nan
-#     value, low, high: complete, bare, unbounded, not resolved at all, an interval alone, outside of it, an end alone
-ROWS = np.array(
-    [
-        [1.0, 0.5, 2.0],
-        [1.0, NAN, NAN],
-        [1.0, 0.5, INF],
-        [NAN, NAN, NAN],
-        [NAN, 0.0, 1.0],
-        [1.2, 0.0, 1.0],
-        [NAN, 0.5, INF],
-    ]
-)
-
-
-def frame_of(rows):
-    return pd.DataFrame(rows, columns=["x", "x_low", "x_high"])
+#: Value, low, high.
+ROWS = np.array([
+    [1.0, 0.5, 2.0],  # complete
+    [1.0, NAN, NAN],  # bare
+    [1.0, 0.5, INF],  # unbounded
+    [NAN, NAN, NAN],  # not resolved at all
+    [NAN, 0.0, 1.0],  # an interval alone
+    [1.2, 0.0, 1.0],  # outside of it
+    [NAN, 0.5, INF],  # an end alone
+])  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -59,6 +53,10 @@ def test_the_legend_has_the_signs_that_occur(chosen, forest, labels):
     both = pd.concat([frame_of(ROWS[chosen]), frame_of(ROWS[[0] * len(chosen)]).add_prefix("y")], axis=1)
     keys = interval_keys(both, ["yx", "x", "unknown"], forest=forest)
     assert [key.get_label() for key in keys] == labels
+
+
+def frame_of(rows):
+    return pd.DataFrame(rows, columns=["x", "x_low", "x_high"])
 
 
 def test_a_value_outside_of_its_interval_is_not_drawn_unless_by_rounding():

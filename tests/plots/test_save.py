@@ -25,7 +25,7 @@ def test_prompts_of_different_sizes_state_totals(sizes, text):
     assert sample_size(*sizes) == text
 
 
-def test_a_comparison_states_what_it_measured():
+def test_a_frame_states_what_it_measured():
     frame = variance("ordinary")
     assert sample_size_of(frame) == ""
     frame.attrs |= {"n_prompts": 48, "n_completions": 384}
@@ -33,13 +33,10 @@ def test_a_comparison_states_what_it_measured():
     several = pd.concat([frame, frame.assign(group_size=8)])
     several.attrs = frame.attrs
     assert sample_size_of(several) == "48 prompts × 8 completions"
-
-
-def test_cells_of_a_sweep_state_their_range():
-    frame = pd.DataFrame({"cell": ["a", "b"], "n_prompts": [64, 64], "n_completions": [512, 512]})
-    assert sample_size_of(frame) == "64 prompts × 8 completions in each cell"
-    frame["n_completions"] = [256, 512]
-    assert sample_size_of(frame) == "64 prompts and 256–512 completions in each cell"
+    cells = pd.DataFrame({"cell": ["a", "b"], "n_prompts": [64, 64], "n_completions": [512, 512]})
+    assert sample_size_of(cells) == "64 prompts × 8 completions in each cell"
+    cells["n_completions"] = [256, 512]
+    assert sample_size_of(cells) == "64 prompts and 256–512 completions in each cell"
 
 
 @pytest.fixture

@@ -57,16 +57,10 @@ def test_formulas_and_what_is_escaped_already_stay(text, expected):
 @pytest.mark.parametrize(
     ("venue", "column", "width"),
     [
-        ("icml", "half", 3.25),
-        ("icml", "full", 6.75),
-        ("icml", None, 3.25),
-        ("neurips", None, 5.5),
-        ("neurips", "full", 5.5),
-        ("neurips", "half", 2.75),
-        ("iclr", "full", 5.5),
-        ("acl", "half", 3.03),
+        ("icml", "half", 3.25), ("icml", "full", 6.75), ("icml", None, 3.25), ("neurips", None, 5.5),
+        ("neurips", "full", 5.5), ("neurips", "half", 2.75), ("iclr", "full", 5.5), ("acl", "half", 3.03),
     ],
-)
+)  # fmt: skip
 def test_widths(venue, column, width):
     assert style(venue, column)["figure.figsize"][0] == width
 

@@ -91,10 +91,16 @@ def with_log_probabilities(gap: float | None):
     measured, _ = measurement(n_prompts=12)
     rng = np.random.default_rng(3)
     measured.logprobs = [-rng.random(len(mask)) for mask in measured.rollouts.masks]
-    measured.old_logprobs = None
-    if gap is not None:
-        measured.old_logprobs = [row + gap * rng.normal(size=len(row)) for row in measured.logprobs]
+    off = [row + (gap or 0.0) * rng.normal(size=len(row)) for row in measured.logprobs]
+    measured.old_logprobs = None if gap is None else off
     return measured
+
+
+def test_weights_that_really_vary_are_refused_with_the_measurement_they_need():
+    measured = with_log_probabilities(0.3)
+    assert np.isfinite(quiet_compare(measured, ["recipe:gspo", "rloo"]).to_frame()["trace_cov"]).all()
+    with pytest.raises(ValueError, match="recipe:grpo weights each token, and only scores of whole"):
+        quiet_compare(measured, ["recipe:grpo"])
 
 
 @pytest.mark.parametrize("gap", [None, 0.0, 1e-3])
@@ -106,13 +112,6 @@ def test_recipes_need_only_completions_where_sampler_and_scorer_agree(gap):
     assert frame["estimator"].tolist() == ON_POLICY
     np.testing.assert_allclose(frame["trace_cov"][:-1], expected["trace_cov"], rtol=1e-12)
     assert np.isfinite(frame["trace_cov"]).all()
-
-
-def test_weights_that_really_vary_are_refused_with_the_measurement_they_need():
-    measured = with_log_probabilities(0.3)
-    assert np.isfinite(quiet_compare(measured, ["recipe:gspo", "rloo"]).to_frame()["trace_cov"]).all()
-    with pytest.raises(ValueError, match="recipe:grpo weights each token, and only scores of whole"):
-        quiet_compare(measured, ["recipe:grpo"])
 
 
 def drawn(rng, probabilities):

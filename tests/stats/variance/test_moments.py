@@ -241,9 +241,21 @@ def test_more_deals_leave_less_error_and_the_number_is_chosen_by_it():
     assert (few.n_deals, many.n_deals) == (16, 512)
     assert many.share_of_deals < 0.3 * few.share_of_deals
     chosen = quiet_compare(batch, ["batch_mean"], scores)
-    row = chosen.rows[0]
+    (row,) = chosen.rows
     assert row.share_of_deals <= 0.01 or row.n_deals == 512
     assert f"shuffled into new batches {row.n_deals} times" in " ".join(chosen.notes)
+
+
+def test_the_scatter_of_few_deals_is_not_counted_as_spread_between_prompts():
+    """Standard errors from 16 deals agree with those from 512 on average over seeds."""
+    batch, scores = interleaved_batch([4] * 20)
+
+    def stderr_of(number, seed=0):
+        options = {"prompts_per_batch": 5, "n_resamples": number, "rng": seed}
+        return quiet_compare(batch, ["batch_mean(loo=True)"], scores, **options).rows[0].ratio.stderr
+
+    few = [stderr_of(16, seed) for seed in range(12)]
+    assert np.sqrt(np.mean(np.square(few))) == pytest.approx(stderr_of(512), rel=0.15)
 
 
 def test_many_small_batches_are_dealt_less_often(monkeypatch):
@@ -256,21 +268,6 @@ def test_many_small_batches_are_dealt_less_often(monkeypatch):
     assert (of_batch.n_deals, local.n_deals) == (100, 512)
 
 
-def test_the_scatter_of_few_deals_is_not_counted_as_spread_between_prompts():
-    """Standard errors from 16 deals agree with those from 512 on average over seeds."""
-    batch, scores = interleaved_batch([4] * 20)
-    keywords = {"estimators": ["batch_mean(loo=True)"], "scores": scores, "prompts_per_batch": 5}
-    many = quiet_compare(batch, n_resamples=512, **keywords).rows[0].ratio.stderr
-    few = [quiet_compare(batch, n_resamples=16, rng=seed, **keywords).rows[0].ratio.stderr for seed in range(12)]
-    assert np.sqrt(np.mean(np.square(few))) == pytest.approx(many, rel=0.15)
-
-
-def test_prompts_that_no_deal_holds_do_not_count_as_dropped_groups():
-    batch, scores = interleaved_batch([4] * 9)
-    row = quiet_compare(batch, ["constant(b=optimal)"], scores, prompts_per_batch=4, n_resamples=1).rows[0]
-    assert row.kept_share.value == 1.0
-
-
 def test_the_share_of_bias_is_that_of_the_batch_that_is_dealt():
     """Batches of a quarter of the prompts, whose bias and variance belong together."""
     batch, scores = interleaved_batch([4] * 80, signal=3.0)
@@ -278,6 +275,10 @@ def test_the_share_of_bias_is_that_of_the_batch_that_is_dealt():
     local = quiet_compare(batch, ["grpo"], scores, prompts_per_batch=20).to_frame().iloc[0]
     for end in ("", "_low", "_high"):
         assert dealt[f"bias_share{end}"] == pytest.approx(local[f"bias_share{end}"], rel=1e-9)
+    # Prompts that no deal holds do not count as dropped groups.
+    batch, scores = interleaved_batch([4] * 9)
+    row = quiet_compare(batch, ["constant(b=optimal)"], scores, prompts_per_batch=4, n_resamples=1).rows[0]
+    assert row.kept_share.value == 1.0
 
 
 def test_a_batch_level_estimator_sees_whole_batches():
