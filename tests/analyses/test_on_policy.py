@@ -21,29 +21,28 @@ from gradstats.stats.on_policy import (
 )
 
 
+def softmax(z):
+    return np.exp(z) / np.exp(z).sum()
+
+
 def drawn(temperature, n_prompts=150, per_prompt=4, seed=0, energies=True):
     """Completions of a bag-of-tokens policy with logits θ, whose token score is onehot(y) − π."""
-    rng = np.random.default_rng(seed)
-    logits = np.random.default_rng(9).normal(size=6)
-
-    def softmax(z):
-        return np.exp(z) / np.exp(z).sum()
-
+    rng, logits = np.random.default_rng(seed), np.random.default_rng(9).normal(size=6)
     scored, sampled = softmax(logits), softmax(logits / temperature)
-    entropy = -np.sum(scored * np.log(scored))
     n = n_prompts * per_prompt
     lengths = rng.integers(3, 30, n)
     tokens = np.split(rng.choice(6, size=lengths.sum(), p=sampled), np.cumsum(lengths)[:-1])
     token_scores = [np.eye(6)[y] - scored for y in tokens]
     total = np.array([s.sum(axis=0) for s in token_scores])
+    rollouts = SimpleNamespace(
+        prompt_id=np.repeat(np.arange(n_prompts), per_prompt).astype(str),
+        masks=[np.ones(length, dtype=bool) for length in lengths],
+        metadata={"sampler": {"temperature": temperature, "top_p": 1.0, "top_k": 0}},
+    )
     return SimpleNamespace(
-        rollouts=SimpleNamespace(
-            prompt_id=np.repeat(np.arange(n_prompts), per_prompt).astype(str),
-            masks=[np.ones(length, dtype=bool) for length in lengths],
-            metadata={"sampler": {"temperature": temperature, "top_p": 1.0, "top_k": 0}},
-        ),
+        rollouts=rollouts,
         logprobs=[np.log(scored)[y] for y in tokens],
-        entropy=[np.full(length, entropy) for length in lengths],
+        entropy=[np.full(length, -np.sum(scored * np.log(scored))) for length in lengths],
         sq_norms=(total**2).sum(axis=1),
         sketches=np.pad(total, ((0, 0), (0, 2042))),
         token_energy=[(s**2).sum(axis=1) for s in token_scores] if energies else None,

@@ -28,19 +28,15 @@ def test_the_published_points_call_for_hundreds_of_sequences():
 def test_a_plan_is_kept():
     """Of pilots and the studies that they plan, four in five have an interval that is narrow enough."""
 
-    def points(n, seed):
+    def fitted(n, seed):
         rng = np.random.default_rng(seed)
         x = rng.normal(4, 0.7, n)
-        return {"lengths": np.exp(x), "sq_norms": np.exp(1.6 * x + rng.normal(0, 1.0, n))}
+        return fit_length_scaling(lengths=np.exp(x), sq_norms=np.exp(1.6 * x + rng.normal(0, 1.0, n)))
 
     def kept(share):
-        found = []
-        for seed in range(40):
-            plan = plan_alpha(fit_length_scaling(**points(100, [seed, 0])), 0.05)
-            study = fit_length_scaling(**points(int(plan.n_assured * share), [seed, 1]))
-            low, high = study.confidence_interval()
-            found.append((high - low) / 2 <= 0.05)
-        return np.mean(found)
+        planned = [int(plan_alpha(fitted(100, [seed, 0]), 0.05).n_assured * share) for seed in range(40)]
+        ends = [fitted(n, [seed, 1]).confidence_interval() for seed, n in enumerate(planned)]
+        return np.mean(np.diff(ends) / 2 <= 0.05)
 
     assert kept(1.0) >= 0.8 - 2.0 * np.sqrt(0.8 * 0.2 / 40)
     assert kept(1.0 / 3.0) < 0.2
@@ -190,23 +186,20 @@ def test_the_sentences_name_the_goal():
 
 def test_the_size_solves_its_equation():
     batch, scores = sized_batch(n_prompts=60)
-    compared = quiet_compare(batch, ["reinforce", "rloo"], scores, group_size=4)
-    plan = plan_signal(compared, "reinforce")
+    plan = plan_signal(quiet_compare(batch, ["reinforce", "rloo"], scores, group_size=4), "reinforce")
     z, z_80 = stats.norm.ppf([0.975, 0.8])
 
     def margin(m):
-        return z * np.sqrt(4 * plan.asked["linear"] / m + 4 * plan.asked["quadratic"] / m**2) + z_80 * np.sqrt(
-            4 * plan.asked["linear"] / m + 2 * plan.asked["quadratic"] / m**2
-        )
+        first, second = 4 * plan.asked["linear"] / m, 2 * plan.asked["quadratic"] / m**2
+        return z * np.sqrt(first + 2 * second) + z_80 * np.sqrt(first + second)
 
     assert margin(plan.n_prompts) <= plan.asked["signal_sq"] < margin(plan.n_prompts - 1) or plan.n_prompts == 3
     assert plan.n_prompts_low <= plan.n_prompts <= plan.n_prompts_assured <= plan.n_prompts_high
     assert plan.completions_per_prompt == 8
     assert plan.tokens_per_completion == pytest.approx(batch.lengths.mean())
     assert plan.sentence().endswith("resolve the signal of reinforce in 80% of studies.")
-    assert plan.sentences()[1].startswith(
-        "Planned: ‖E ĝ‖² of reinforce resolved (95% interval above 0 in 80% of studies);"
-    )
+    planned = "Planned: ‖E ĝ‖² of reinforce resolved (95% interval above 0 in 80% of studies);"
+    assert plan.sentences()[1].startswith(planned)
 
 
 def test_a_signal_that_may_be_zero_has_no_upper_end():
@@ -305,20 +298,12 @@ def test_a_critical_batch_is_known_to_the_factor_that_was_planned():
 def test_a_critical_batch_without_a_target_is_refused_with_the_reason():
     """Of completions whose importance ratios are worth too few of them there is a sentence and no plan."""
     measured = measured_by_hand(n=24, tokens=False, blocks=False)
-    rng, lengths = np.random.default_rng(0), measured.rollouts.lengths
-    drawn = [rng.normal(-1.0, 0.1, length) for length in lengths]
-    frame = measured.rollouts.frame.assign(
-        reward=rng.integers(0, 2, 24).astype(float),
-        prompt_id=np.arange(24) // 4,
-        sample_id=np.arange(24) % 4,
-        sampler_logprobs=drawn,
-    )
-    far = replace(
-        measured,
-        rollouts=replace(measured.rollouts, frame=frame),
-        logprobs=[values + rng.normal(0.0, 2.0, len(values)) for values in drawn],
-    )
-    with pytest.raises(
-        ValueError, match=r"no critical batch of 'rloo': No batch size can be judged, since the effective"
-    ):
+    rng, rollouts = np.random.default_rng(0), measured.rollouts
+    drawn = [rng.normal(-1.0, 0.1, length) for length in rollouts.lengths]
+    known = {"reward": rng.integers(0, 2, 24).astype(float), "sampler_logprobs": drawn}
+    frame = rollouts.frame.assign(prompt_id=np.arange(24) // 4, sample_id=np.arange(24) % 4, **known)
+    scored = [values + rng.normal(0.0, 2.0, len(values)) for values in drawn]
+    far = replace(measured, rollouts=replace(rollouts, frame=frame), logprobs=scored)
+    why = "no critical batch of 'rloo': No batch size can be judged, since the effective"
+    with pytest.raises(ValueError, match=why):
         registry.get("plan").ask(far, estimator="rloo", critical_batch=2.0)

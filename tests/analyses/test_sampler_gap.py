@@ -23,22 +23,18 @@ def truncated(top_k):
     return kept / kept.sum()
 
 
-def drawn(sampled, settings=None, n_prompts=200, per_prompt=4, length=5, seed=0, recorded=None):
+def drawn(sampled, settings=None, n_prompts=200, per_prompt=4, length=5):
     """Completions of independently sampled tokens, with the sampler's log-probabilities."""
-    rng = np.random.default_rng(seed)
     n = n_prompts * per_prompt
-    tokens = list(rng.choice(6, size=(n, length), p=sampled))
-    recorded = sampled if recorded is None else recorded
-    return SimpleNamespace(
-        rollouts=SimpleNamespace(
-            prompt_id=np.repeat(np.arange(n_prompts), per_prompt).astype(str),
-            masks=[np.ones(length, dtype=bool) for _ in range(n)],
-            metadata={"sampler": {"temperature": 1.0, "top_p": 1.0, "top_k": 0} | (settings or {})},
-        ),
-        logprobs=[np.log(SCORED[y]) for y in tokens],
-        old_logprobs=[np.log(recorded[y]) for y in tokens],
-        metadata={"policy": {"temperature": 1.0}},
+    tokens = list(np.random.default_rng(0).choice(6, size=(n, length), p=sampled))
+    rollouts = SimpleNamespace(
+        prompt_id=np.repeat(np.arange(n_prompts), per_prompt).astype(str),
+        masks=[np.ones(length, dtype=bool) for _ in range(n)],
+        metadata={"sampler": {"temperature": 1.0, "top_p": 1.0, "top_k": 0} | (settings or {})},
     )
+    scored, old = ([np.log(of[y]) for y in tokens] for of in (SCORED, sampled))
+    policy = {"policy": {"temperature": 1.0}}
+    return SimpleNamespace(rollouts=rollouts, logprobs=scored, old_logprobs=old, metadata=policy)
 
 
 def test_the_same_distribution_has_no_gap():

@@ -33,16 +33,6 @@ def band_of(replications):
     return [at + side * 2.5 * np.sqrt(at * (1.0 - at) / replications) for at, side in ends]
 
 
-def test_the_heavy_tailed_population_is_what_its_description_says():
-    batch, gram = populations.heavy_tailed_population()
-    assert batch.sq_norms.sum() ** 2 / np.sum(batch.sq_norms**2) == pytest.approx(29.5, abs=0.05)
-    assert np.log(batch.sq_norms).std() == pytest.approx(2.03, abs=0.005)
-    np.testing.assert_array_equal(batch.group_sizes, np.full(96, 8))
-    assert set(batch.rewards) == {0.0, 1.0}
-    np.testing.assert_array_equal(gram, gram.T)
-    assert gram.shape == (768, 768)
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_few_replications_run():
     cells = [cell for cell in checks.ALPHA_CELLS if cell[:3] == (30, "prompts repeat", "ols")]
