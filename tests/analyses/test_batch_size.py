@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import cache
 
 import numpy as np
 import pytest
@@ -28,26 +29,18 @@ def policy_of(signal=0.4, tail=0.0, n_prompts=60, dim=24, seed=0):
     """A policy whose prompts share one direction of improvement, with lognormal norms of their scores."""
     rng = np.random.default_rng(seed)
     scales, hardness = np.exp(tail * rng.normal(size=n_prompts) / 2.0), 0.5 * rng.normal(size=n_prompts)
-    nodes = {}
 
+    @cache
     def features(prompt, prefix):
-        if (prompt, prefix) not in nodes:
-            found = rng.normal(size=(3, dim))
-            found[1, 0] += signal * np.sqrt(dim) * (1.0 + np.tanh(3.0 * hardness[prompt]))
-            found *= scales[prompt] / np.sqrt(dim)
-            found[:, 1] = [0.0, 0.4 * hardness[prompt], 0.0]
-            nodes[prompt, prefix] = found
-        return nodes[prompt, prefix]
+        found = rng.normal(size=(3, dim))
+        found[1, 0] += signal * np.sqrt(dim) * (1.0 + np.tanh(3.0 * hardness[prompt]))
+        found *= scales[prompt] / np.sqrt(dim)
+        found[:, 1] = [0.0, 0.4 * hardness[prompt], 0.0]
+        return found
 
-    return EnumeratedPolicy(
-        vocabulary=3,
-        max_length=2,
-        n_prompts=n_prompts,
-        features=features,
-        theta=np.eye(dim)[1] * 4.0,
-        reward=lambda prompt, tokens: float(tokens[0] == 1),
-        rng=seed,
-    )
+    sizes = {"vocabulary": 3, "max_length": 2, "n_prompts": n_prompts, "rng": seed}
+    known = {"features": features, "theta": np.eye(dim)[1] * 4.0}
+    return EnumeratedPolicy(**sizes, **known, reward=lambda prompt, tokens: float(tokens[0] == 1))
 
 
 def exact(policy, label, size=SIZE):
@@ -76,8 +69,7 @@ def test_numbers_are_those_of_the_enumeration(policy, sample):
     frame = found.to_frame(0.999).set_index("estimator")
     base = exact(policy, "rloo")
     for label, judged in zip(LABELS, found.rows, strict=True):
-        critical, limit = exact(policy, label)
-        row = frame.loc[label]
+        (critical, limit), row = exact(policy, label), frame.loc[label]
         truth = {
             "critical_batch": critical,
             "alignment": alignment(critical, limit, 16),
@@ -85,13 +77,13 @@ def test_numbers_are_those_of_the_enumeration(policy, sample):
             "relative_prompts": critical / base[0],
             "relative_progress": alignment(critical, limit, 16) / alignment(*base, 16),
         }
-        for name, value in truth.items():
-            assert row[f"{name}_low"] - 1e-9 <= value <= row[f"{name}_high"] + 1e-9, (label, name)
-            assert row[f"{name}_low"] - 1e-9 <= row[name] <= row[f"{name}_high"] + 1e-9, (label, name)
+        shown = {name: (row[name], row[f"{name}_low"], row[f"{name}_high"]) for name in truth}
+        truth["half"] = critical / (2.0 - 1.0 / limit)
+        shown["half"] = judged.of_batches.groups_for(0.5).with_interval(0.999)
+        for name, (value, low, high) in shown.items():
+            assert low - 1e-9 <= truth[name] <= high + 1e-9, (label, name)
+            assert low - 1e-9 <= value <= high + 1e-9, (label, name)
         assert row["critical_batch_high"] < 1.6 * row["critical_batch_low"]
-        half, low, high = judged.of_batches.groups_for(0.5).with_interval(0.999)
-        assert low - 1e-9 <= critical / (2.0 - 1.0 / limit) <= high + 1e-9
-        assert low - 1e-9 <= half <= high + 1e-9
     # An own-sample mean is RLOO at another scale, and never passes or falls short of it.
     np.testing.assert_allclose(frame.loc["group_mean", "critical_batch"], frame.loc["rloo", "critical_batch"])
 
@@ -288,16 +280,6 @@ def test_intervals_cover_where_a_value_is_shown(tail, n_prompts):
         assert np.mean(inside) >= 0.93 - 2.0 * np.sqrt(0.93 * 0.07 / len(inside)), (key, np.mean(inside))
 
 
-def test_what_would_resolve_the_signal_is_of_the_level_of_the_answer(policy):
-    batch, scores, *_ = policy.sample(20, SIZE, rng=1)  # whose signal is resolved at 95 %, and not at 99 %
-    found = batch_size(batch, ["rloo"], scores, prompts=16)
-    for level, is_known in ((0.8, True), (0.95, True), (0.99, False)):
-        answer = registry.get("batch_size").answer_of(found, level)
-        assert np.isnan(answer.frame["prompts_to_resolve"]).all() == is_known, level
-        assert ("resolve the signal" in answer.sentence) != is_known, level
-    assert answer.sentence.endswith("; 99% intervals.")
-
-
 def test_notes_are_those_of_the_level_of_the_answer(policy):
     batch, scores, *_ = policy.sample(40, SIZE, rng=0)
     compared = gs.compare(batch, ["rloo"], scores)
@@ -314,11 +296,17 @@ def test_notes_are_those_of_the_level_of_the_answer(policy):
     assert said == unresolved != []
 
 
-def test_the_minimiser_of_a_curve_is_known_where_every_value_is_resolved_at_the_level_of_the_answer(policy):
+@pytest.mark.parametrize(("level", "is_known"), [(0.8, True), (0.95, True), (0.99, False)])
+def test_what_is_said_of_the_signal_is_of_the_level_of_the_answer(policy, level, is_known):
+    batch, scores, *_ = policy.sample(20, SIZE, rng=1)  # whose signal is resolved at 95 %, and not at 99 %
+    answer = registry.get("batch_size").answer_of(batch_size(batch, ["rloo"], scores, prompts=16), level)
+    assert np.isnan(answer.frame["prompts_to_resolve"]).all() == is_known
+    assert ("resolve the signal" in answer.sentence) != is_known
+    assert is_known or answer.sentence.endswith("; 99% intervals.")
+    # The minimiser of a curve is known where every value is resolved.
     batch, scores, *_ = policy.sample(40, SIZE, rng=0)
-    found = variance_curve(batch, "length_weighted", "alpha", [-0.1, 0.0, 0.1], scores)
-    for level, is_known in ((0.8, True), (0.95, True), (0.99, False)):
-        answer = registry.get("curve").answer_of(found, level)
-        assert np.isfinite(answer.about["minimiser"]) == is_known, level
-        assert ("is not known" in answer.sentence) != is_known, level
-        assert any("where the variance is lowest is not known" in note for note in answer.notes) != is_known, level
+    curve = variance_curve(batch, "length_weighted", "alpha", [-0.1, 0.0, 0.1], scores)
+    answer = registry.get("curve").answer_of(curve, level)
+    assert np.isfinite(answer.about["minimiser"]) == is_known
+    assert ("is not known" in answer.sentence) != is_known
+    assert any("where the variance is lowest is not known" in note for note in answer.notes) != is_known

@@ -38,15 +38,11 @@ def test_multiples_of_rloo_are_equivalent_to_it(label, sentence):
 def test_a_nearly_perfect_baseline_is_worth_a_large_group():
     batch, scores = correlated_batch()
     mean = np.bincount(batch.group_index, weights=batch.rewards)[batch.group_index] / 16
-    centred = batch.with_fields(rewards=batch.rewards - mean)
-    result = equivalent_group_size(centred, "reinforce", 4, scores)
+    result = equivalent_group_size(batch.with_fields(rewards=batch.rewards - mean), "reinforce", 4, scores)
     assert result.value == np.inf
     assert result.confidence_interval()[0] > 4
-
-
-def test_the_upper_end_may_be_infinite_where_the_estimate_is_not():
-    inverse = Estimate(0.1, 0.08, "raw", 100.0)
-    value, low, high = MonotoneFunction(_size, (inverse,)).with_interval(0.95)
+    # The upper end may be infinite where the estimate is not.
+    value, low, high = MonotoneFunction(_size, (Estimate(0.1, 0.08, "raw", 100.0),)).with_interval(0.95)
     assert value == pytest.approx(11.0)
     assert 4 < low < 11
     assert high == np.inf
@@ -187,16 +183,13 @@ def test_components_of_rloo_are_known_in_groups_of_all_completions():
     """What is between prompts does not depend on the size, so that what is within them follows from the whole."""
     batch, scores = correlated_batch()
     found = quietly(variance_by_group_size, batch, ["reinforce", "rloo", "group_mean"], scores=scores)
-    size = found.group_size_of_run
-    frame = found.to_frame().set_index(["estimator", "group_size"])
-    half, whole, own = (frame.loc[key] for key in (("rloo", size // 2), ("rloo", size), ("group_mean", size)))
+    size, frame = found.group_size_of_run, found.to_frame()
+    rows = frame.set_index(["estimator", "group_size"])
+    half, whole, own = (rows.loc[key] for key in (("rloo", size // 2), ("rloo", size), ("group_mean", size)))
     assert whole["between_prompt"] == pytest.approx(half["between_prompt"])
     assert whole["within_prompt"] + whole["between_prompt"] == pytest.approx(whole["trace_cov"])
     assert whole["within_prompt_low"] < half["within_prompt"] / 2 < whole["within_prompt_high"]
     assert own["within_prompt"] == pytest.approx(((size - 1) / size) ** 2 * whole["within_prompt"])
-    assert np.isnan(frame.loc[("reinforce", size), "within_prompt"])
-    drawn = next(one for one in registry.get("group_sizes").figures if one.name == "prompt_parts").rows(
-        found.to_frame()
-    )
-    assert set(drawn["group_size"]) == {size // 2}
-    assert len(drawn) == 3
+    assert np.isnan(rows.loc[("reinforce", size), "within_prompt"])
+    drawn = next(one for one in registry.get("group_sizes").figures if one.name == "prompt_parts").rows(frame)
+    assert drawn["group_size"].tolist() == [size // 2] * 3

@@ -83,9 +83,7 @@ def test_the_sentence_the_figure_and_the_first_rows_are_those_of_the_reference()
     assert " of the variance of recipe:grpo" in found.sentence()
     assert found.sentence() == variance_by_length(batch, "recipe:grpo", scores, n_bins=2).sentence()
     analysis, frame = registry.get("length_bins"), found.to_frame()
-    drawn = analysis.figures[0].rows(frame)
-    assert drawn is not None
-    assert set(drawn["estimator"]) == {"recipe:grpo"}
+    assert set(analysis.figures[0].rows(frame)["estimator"]) == {"recipe:grpo"}
     assert short_table(analysis, frame).rows[0].names == ("recipe:grpo",)
     other = variance_by_length(batch, labels, scores, n_bins=2, reference="reinforce")  # which is not among them
     assert " of the variance of rloo" in other.sentence()
@@ -95,15 +93,13 @@ def test_the_sentence_names_the_lengths_with_most_of_the_variance():
     batch, scores = ragged_batch()
     found = variance_by_length(batch, "rloo", scores, n_bins=3)
     most = found.to_frame().sort_values("share_of_variance").iloc[-1]
-    share, low, high = (100 * most[f"share_of_variance{end}"] for end in ("", "_low", "_high"))
+    variance, gradient = (
+        "{:.0f}% [{:.0f}, {:.0f}]".format(*(100 * most[f"share_of_{of}{end}"] for end in ("", "_low", "_high")))
+        for of in ("variance", "gradient")
+    )
     lengths = f"{most['n_completions'] / 240:.0%} of completions with {most['length_low']}–{most['length_high']} tokens"
-    assert found.sentence().startswith(
-        f"The {lengths} make up {share:.0f}% [{low:.0f}, {high:.0f}] of the variance of rloo"
-    )
-    assert found.sentence().endswith(
-        f" and {100 * most['share_of_gradient']:.0f}% ["
-        f"{100 * most['share_of_gradient_low']:.0f}, {100 * most['share_of_gradient_high']:.0f}] of its gradient."
-    )
+    assert found.sentence().startswith(f"The {lengths} make up {variance} of the variance of rloo")
+    assert found.sentence().endswith(f" and {gradient} of its gradient.")
     flat = variance_by_length(batch, "rloo", 0.0 * scores + 1e-9 * np.eye(3)[batch.groups % 3], n_bins=3)
     assert "of its gradient" not in flat.sentence()  # its share is not resolved
 

@@ -18,15 +18,15 @@ from gradstats.report.analysis_tables import short_table
 RATES = (0.1, 0.5, 0.9)
 
 
-def one_choice(rates=RATES):
+def one_choice():
     """A policy that is right or wrong in one token, with a parameter of its own for each prompt."""
-    eye = np.eye(len(rates))
+    rates, eye = np.array(RATES), np.eye(len(RATES))
     return EnumeratedPolicy(
         vocabulary=2,
         max_length=1,
         n_prompts=len(rates),
         features=lambda prompt, prefix: np.stack([np.zeros(len(rates)), eye[prompt]]),
-        theta=np.log(np.array(rates) / (1 - np.array(rates))),
+        theta=np.log(rates / (1 - rates)),
         reward=lambda prompt, tokens: float(tokens[0] == 1),
     )
 
@@ -141,21 +141,21 @@ def test_a_run_splits_one_estimator_of_each_unit_and_its_caption_says_how_many_i
 
 def test_degenerate_bins_have_no_scale():
     batch, scores, _ = one_choice().sample(60, 4, rng=0)
-    assert batch.values is not None
-    frame = variance_by_success(
-        batch, ["rloo", "pass_at_k"], scores, success=batch.values[:, 0], bins=[0.0, 0.05, 0.2, 1.0]
-    ).to_frame()
-    assert frame["n_prompts"][0] == 0
+    rates = {"success": batch.values[:, 0]}
+    frame = variance_by_success(batch, ["rloo", "pass_at_k"], scores, **rates, bins=[0.0, 0.05, 0.2, 1.0]).to_frame()
     empty = frame.iloc[0]
-    assert empty[["share_of_gradient", "share_of_variance"]].tolist() == [0.0, 0.0]
+    assert empty[["n_prompts", "share_of_gradient", "share_of_variance"]].tolist() == [0, 0.0, 0.0]
     assert np.isnan(empty[["scale", "kept_share", "spread_share"]].to_numpy(dtype=float)).all()
-    found = variance_by_success(
-        batch.with_fields(rewards=np.ones(240)), ["rloo"], scores, success=batch.values[:, 0], bins=1
-    )
+    found = variance_by_success(batch.with_fields(rewards=np.ones(240)), ["rloo"], scores, **rates, bins=1)
     assert any(note.startswith("every reward equals 1 (choose problems") for note in found.notes)
     silent = found.to_frame()
     assert silent[["kept_share", "spread_share"]].to_numpy().tolist() == [[0.0, 0.0]]
     assert silent[["scale", "share_of_gradient", "share_of_variance"]].isna().to_numpy().all()
+    # A target that is not known is not called zero.
+    overflowing = batch.with_fields(old_logprobs=batch.logprobs - 800.0)
+    notes = variance_by_success(overflowing, ["rloo"], scores, **rates, bins=2).notes
+    assert any("overflow" in note for note in notes)
+    assert not any("relative to is 0" in note for note in notes)
 
 
 def test_a_bin_of_equal_groups_shows_no_spread():
@@ -188,13 +188,3 @@ def test_what_cannot_be_split_is_refused(labels, asked, message):
         variance_by_success(batch, labels, scores, **asked)
     with pytest.raises(ValueError, match="success rates need two completions of a prompt"):
         variance_by_success(Batch([0.0, 1.0], [3, 4], [0, 1]), ["rloo"], scores[:2])
-
-
-def test_a_target_that_is_not_known_is_not_called_zero():
-    batch, scores, _ = one_choice().sample(60, 4, rng=0)
-    assert batch.values is not None
-    assert batch.logprobs is not None
-    overflowing = batch.with_fields(old_logprobs=batch.logprobs - 800.0)
-    notes = variance_by_success(overflowing, ["rloo"], scores, success=batch.values[:, 0], bins=2).notes
-    assert any("overflow" in note for note in notes)
-    assert not any("relative to is 0" in note for note in notes)
