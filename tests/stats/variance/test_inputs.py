@@ -51,10 +51,9 @@ def measurement(n_prompts=8):
     rng = np.random.default_rng(0)
     n = 4 * n_prompts
     order, lengths = rng.permutation(n), rng.integers(2, 9, n)
-    rollouts = rollouts_of(lengths, (rng.random(n) < 0.5).astype(float), order)
-    vectors = rng.normal(size=(n, 5))
-    norms = (vectors**2).sum(axis=1) * 1.1
-    return SimpleNamespace(rollouts=rollouts, lengths=lengths, sq_norms=norms, sketches=vectors), vectors
+    rewards, vectors = (rng.random(n) < 0.5).astype(float), rng.normal(size=(n, 5))
+    known = {"lengths": lengths, "sq_norms": (vectors**2).sum(axis=1) * 1.1, "sketches": vectors}
+    return SimpleNamespace(rollouts=rollouts_of(lengths, rewards, order), **known), vectors
 
 
 def test_a_measurement_is_split_by_sample_id_and_its_sketches_are_used():
@@ -71,15 +70,13 @@ def test_a_measurement_is_split_by_sample_id_and_its_sketches_are_used():
 
 def test_a_measurement_without_sketches_is_refused_unless_scores_are_given():
     measured, vectors = measurement()
+    exact = quiet_compare(measured, ["rloo"], scores_are_sketches=False).to_frame()
     measured.sketches = None
-    with pytest.raises(
-        ValueError, match="the measurement holds no sketches.*: measure with --set measurement.sketch_dim=16384"
-    ):
+    no_sketches = "the measurement holds no sketches.*: measure with --set measurement.sketch_dim=16384"
+    with pytest.raises(ValueError, match=no_sketches):
         compare(measured, ["rloo"])
     with_scores = quiet_compare(measured, ["rloo"], vectors)
     assert with_scores.sketch_dim is None
-    measured.sketches = vectors
-    exact = quiet_compare(measured, ["rloo"], scores_are_sketches=False).to_frame()
     assert exact["trace_cov"].item() == with_scores.to_frame()["trace_cov"].item()
 
 
@@ -340,10 +337,9 @@ def test_small_ratios_count_where_the_target_is_weighted_by_them(asked):
     differences = ["temperature=0.9"] if asked == "auto" else []
     with mock.patch("gradstats.stats.variance.inputs.recorded_differences", return_value=differences):
         frame = quiet_compare(batch, ["rloo", "recipe:rloo_is"], scores, target=asked).to_frame(0.999)
+    (plain, weighted), exact = frame.to_dict("records"), policy.moments(est.rloo(), 3).cosine
     assert frame.attrs["target"] == "importance"
-    plain, weighted = frame.iloc[0], frame.iloc[1]
-    exact = policy.moments(est.rloo(), 3)
-    assert plain["cosine_low"] < exact.cosine < plain["cosine_high"]
+    assert plain["cosine_low"] < exact < plain["cosine_high"]
     assert plain["cosine"] < 0.999
     assert plain["matched_bias_share"] > 0
     assert weighted["cosine"] == pytest.approx(1)
@@ -434,27 +430,16 @@ def test_where_nothing_can_be_judged(batch, differences, match):
     assert re.search(match, why_not_judged(choice))
 
 
-def test_what_cannot_be_judged_is_nan_and_the_variance_stays():
-    few = np.arange(45)
-    frame, text = warned_compare(BATCH.select(few), ["rloo", "grpo"], SCORES[few])
-    assert "the effective sample size is" in text.splitlines()[0]
-    judged = ["cosine", "cosine_low", "bias_share", "matched_bias_share", "matched_bias_share_high"]
-    assert frame[judged].isna().all(axis=None)
-    assert np.isfinite(frame[["trace_cov", "ratio"]]).all(axis=None)
-
-
 def test_what_is_recorded_of_sampler_and_scorer():
     columns = dict.fromkeys(("frame", "rewards", "prompt_id", "masks", "tokens", "sample_id", "lengths", "truncated"))
     scorer = {"temperature": 1.0, "revision": "step-2", "adapter": None}
-
-    def differences(sampler, revision):
+    for sampler, revision, expected in (
+        ({"temperature": 1.0, "top_p": 1.0}, "step-2", set()),
+        ({"temperature": 0.6, "min_p": 0.1}, "step-1", {"temperature=0.6", "min_p=0.1", "revision=step-1"}),
+    ):
         recorded = {"sampler": sampler, "policy": {"revision": revision, "adapter": None}}
-        rollouts = SimpleNamespace(metadata=recorded, **columns)
-        return set(recorded_differences(SimpleNamespace(rollouts=rollouts, metadata={"policy": scorer})))
-
-    assert differences({"temperature": 1.0, "top_p": 1.0}, "step-2") == set()
-    expected = {"temperature=0.6", "min_p=0.1", "revision=step-1"}
-    assert differences({"temperature": 0.6, "min_p": 0.1}, "step-1") == expected
+        measured = SimpleNamespace(rollouts=SimpleNamespace(metadata=recorded, **columns), metadata={"policy": scorer})
+        assert set(recorded_differences(measured)) == expected
     assert recorded_differences(BATCH) == []
 
 
@@ -479,7 +464,13 @@ def test_other_weights_are_another_policy_and_another_name_is_not(drawn, scored,
     assert other_policy_of(drawn, scored) == differing
 
 
-def test_an_importance_weighted_target_needs_both_log_probabilities():
+def test_what_cannot_be_judged_is_nan_and_the_variance_stays():
+    few = np.arange(45)
+    frame, text = warned_compare(BATCH.select(few), ["rloo", "grpo"], SCORES[few])
+    assert "the effective sample size is" in text.splitlines()[0]
+    judged = ["cosine", "cosine_low", "bias_share", "matched_bias_share", "matched_bias_share_high"]
+    assert frame[judged].isna().all(axis=None)
+    assert np.isfinite(frame[["trace_cov", "ratio"]]).all(axis=None)
     with pytest.raises(ValueError, match="target='importance' needs the log-probabilities of sampler and scorer"):
         compare(BATCH.with_fields(old_logprobs=None), ["rloo"], SCORES, target="importance")
 

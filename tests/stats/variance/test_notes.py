@@ -12,20 +12,16 @@ def test_unresolved_signal_is_reported_with_the_plan_of_the_most_demanding_row()
     batch, scores = interleaved_batch([4] * 30, dim=200)
     result = quiet_compare(batch, ["rloo", "grpo"], scores)
     plan = max((plan_signal(result, name) for name in ("rloo", "grpo")), key=lambda plan: plan.n_prompts)
+    said = f"at the upper end of its interval, {plan.n_prompts_low:,} like these 30"
     if np.isfinite(plan.n_prompts):
         size = f"takes an estimated {plan.n_prompts:,} prompts like these 30, and at least {plan.n_prompts_low:,}"
-        assert f"Resolving that of {plan.asked['estimator']} {size}" in result.notes[0]
-    else:
-        assert f"at the upper end of its interval, {plan.n_prompts_low:,} like these 30" in result.notes[0]
+        said = f"Resolving that of {plan.asked['estimator']} {size}"
+    assert said in result.notes[0]
+    assert "not resolved for rloo and grpo" in result.notes[0]
     frame = result.to_frame()
     assert (frame["signal_sq_low"] <= 0).all()
     assert frame["noise_to_signal"].isna().all()
-    assert (frame["noise_to_signal_low"] > 0).all()
-    assert np.isinf(frame["noise_to_signal_high"]).all()
-    assert frame["cosine"].iloc[0] == frame["matched_ratio"].iloc[0] == 1.0
-    assert np.isnan(frame["cosine"].iloc[1])
-    assert np.isnan(frame["matched_ratio"].iloc[1])
-    assert "not resolved for rloo and grpo" in result.notes[0]
+    assert frame[["cosine", "matched_ratio"]].isna().to_numpy().tolist() == [[False, False], [True, True]]
 
 
 def test_a_cosine_may_be_known_where_the_signal_alone_is_not():
@@ -178,11 +174,11 @@ def negative_rewards(rewards):
 def test_division_by_group_means_of_both_signs_is_named():
     """0.4/4 is the smallest mean: rewards of 2 are 19 times as far from it as it is from 0."""
     batch, scores = negative_rewards([2.0, -1.0, -0.5, -0.1, -1.0, -1.0, -2.0, 0.0, -1.0, 1.0, 1.0, 1.0])
-    labels = ["rloo", "max_rl", "recipe:custom(advantage=rloo, scale=group_mean)", "grpo"]
-    _, text = warned_compare(batch, labels, scores)
+    scaled = "recipe:custom(advantage=rloo, scale=group_mean)"
+    _, text = warned_compare(batch, ["rloo", "max_rl", scaled, "grpo"], scores)
     (note,) = [line for line in text.splitlines() if "divided by the mean reward" in line]
     assert note.startswith(
-        f"the gradient of max_rl and {labels[2]} is divided by the mean reward of a group, which is negative in 1 of "
+        f"the gradient of max_rl and {scaled} is divided by the mean reward of a group, which is negative in 1 of "
         "13 groups and reverses the sign of their gradient, which may come near 0 in 2 with rewards"
     )
     assert "(advantages reach 19; with one sign 3 at most): of continuous rewards neither E ĝ nor tr Cov exists" in note
@@ -193,7 +189,7 @@ def test_division_by_group_means_of_both_signs_is_named():
 def test_a_group_mean_of_zero_has_a_reason_of_its_own():
     batch, scores = negative_rewards([1.0, -1.0] * 6)
     frame, text = warned_compare(batch, ["rloo", "max_rl"], scores)
-    assert "which may come near 0 in 3 with rewards of both signs (advantages reach 0; with one sign 3 at most)" in text
+    assert "come near 0 in 3 with rewards of both signs (advantages reach 0; with one sign 3 at most)" in text
     assert "which is 0 in 3 of these, so that the row is NaN: give rewards" in text
     assert "singleton" not in text
     assert frame["trace_cov"].isna().tolist() == [False, True]
