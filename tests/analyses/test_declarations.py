@@ -126,10 +126,7 @@ def test_columns_table_figure_and_repr_are_as_declared(name, folder):
         assert all(column in text for column in found.printed_columns or list(frame)[:1])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name for name in ASKED if name != "plan" and not registry.get(name).figures],
-)
+@pytest.mark.parametrize("name", [name for name in ASKED if name != "plan" and not registry.get(name).figures])
 def test_a_question_without_a_figure_says_so(name, folder):
     with pytest.raises(ValueError, match=f"the question {name!r} has no figure"):
         answer(name, folder).plot()

@@ -21,10 +21,7 @@ from gradstats.stats.jackknife import Estimate
     ("label", "sentence"),
     [
         ("rloo", "rloo in groups of 4 is what other estimators are compared with."),
-        (
-            "group_mean",
-            "group_mean in groups of 4 is as noisy as rloo at N = 4 and takes as many tokens",
-        ),
+        ("group_mean", "group_mean in groups of 4 is as noisy as rloo at N = 4 and takes as many tokens"),
     ],
 )
 def test_multiples_of_rloo_are_equivalent_to_it(label, sentence):
@@ -57,12 +54,7 @@ def test_group_size_refusals():
         (batch, "rloo", 5, "no prompt has the 10 completions"),
         (batch, "batch_mean", 4, "is a batch-level estimator"),
         (silent, "rloo", 4, "gives no completion any weight in groups of 2"),
-        (
-            batch.with_fields(**logits),
-            "otb(loo=True)",
-            4,
-            r"otb\(loo=True\) weights each token, and only scores of",
-        ),
+        (batch.with_fields(**logits), "otb(loo=True)", 4, r"otb\(loo=True\) weights each token, and only scores of"),
         (batch, "remax", 4, "remax needs greedy_rewards, which this batch lacks"),
     ):
         with pytest.raises(ValueError, match=message):

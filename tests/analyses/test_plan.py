@@ -157,12 +157,7 @@ def test_a_comparison_is_a_pilot():
     [
         ({}, "rlo", {}, "estimator='rlo' has 0 rows in the pilot and one is needed"),
         ({}, "grpo", {"ratio": 1.0}, "ratio=1 must be positive and not 1, for example 0.87"),
-        (
-            {"ratio_low": 0.0, "ratio_high": np.inf},
-            "grpo",
-            {},
-            "'grpo' is not resolved in the pilot, .*plan those",
-        ),
+        ({"ratio_low": 0.0, "ratio_high": np.inf}, "grpo", {}, "'grpo' is not resolved in the pilot, .*plan those"),
         ({}, "grpo", {"quantity": "cosine"}, "quantity='cosine' is not a ratio to be planned"),
         ({}, "grpo", {"confidence_level": 2.0}, "confidence_level=2 must lie between 0 and 1"),
         ({}, "grpo", {"within": 0.1, "equivalent": 0.1}, "within and equivalent are two goals: plan for one"),
@@ -215,12 +210,7 @@ def test_refusals_of_signal_plan():
     batch, scores = sized_batch(n_prompts=20)
     silent = batch.with_fields(rewards=np.ones(len(batch.rewards)))
     for given, label, asked, message in (
-        (
-            batch,
-            "grpo",
-            {"group_size": 4},
-            "estimator='grpo' is not in the pilot: choose from rloo, reinforce, batch_",
-        ),
+        (batch, "grpo", {"group_size": 4}, "estimator='grpo' is not in the pilot: choose from rloo, reinforce, batch_"),
         (batch, "rloo", {"group_size": [2, 4]}, "several group sizes: compare at one group size"),
         (silent, "rloo", {"reference": "reinforce"}, "no interval of ‖E g‖² for 'rloo' from at least 4 prompts"),
         (batch, "batch_mean", {"group_size": 4}, "no interval of ‖E g‖² for 'batch_mean'.*choose a group-level estim"),

@@ -21,12 +21,7 @@ from gradstats.estimators import Batch
 from gradstats.plots.variance import rows_shown_below
 from gradstats.stats.jackknife import mean_statistic
 from gradstats.stats.variance.best_set import pairwise_differences
-from gradstats.stats.variance.quantities import (
-    COMPARED,
-    QUANTITIES,
-    VARIANCE_COMPONENTS,
-    filled_in,
-)
+from gradstats.stats.variance.quantities import COMPARED, QUANTITIES, VARIANCE_COMPONENTS, filled_in
 
 EVERY = np.ones(3, dtype=bool)
 

@@ -130,10 +130,7 @@ def test_it_is_wider_above_where_the_tail_is_long_and_uses_the_upper_half_alone(
 
 @pytest.mark.parametrize(
     ("statistic", "values"),
-    [
-        (Statistic(0.0, np.zeros(4)), np.zeros(4)),
-        (Statistic(1.0, np.array([np.nan, np.nan])), np.array([1.0, 2.0])),
-    ],
+    [(Statistic(0.0, np.zeros(4)), np.zeros(4)), (Statistic(1.0, np.array([np.nan, np.nan])), np.array([1.0, 2.0]))],
 )
 def test_what_is_not_known_stays_unknown(statistic, values):
     assert np.isnan(skewed_mean(statistic, values).confidence_interval(0.95)).all()

@@ -16,12 +16,7 @@ from scipy import stats
 import gradstats as gs
 from gradstats.analyses import alpha_report, check_on_policy
 from gradstats.estimators import Batch
-from gradstats.stats import (
-    concentration,
-    fit_energy_scaling,
-    local_slope,
-    token_correlation,
-)
+from gradstats.stats import concentration, fit_energy_scaling, local_slope, token_correlation
 from gradstats.stats.token_profiles import (
     FRACTIONS,
     common_scale,

@@ -10,12 +10,7 @@ from power_laws import curved_power_law, dense_cr2, noisy_power_law
 
 import gradstats as gs
 from gradstats.analyses.alpha import within_and_between
-from gradstats.stats import (
-    curvature_test,
-    fit_energy_scaling,
-    fit_length_scaling,
-    mundlak_test,
-)
+from gradstats.stats import curvature_test, fit_energy_scaling, fit_length_scaling, mundlak_test
 
 BETWEEN = 0.6  # standard deviation of what a prompt adds to log ‖S‖² of both samples
 

@@ -7,13 +7,7 @@ import pandas as pd
 import pytest
 from comparison_batches import quiet_compare
 
-from gradstats.analyses import (
-    allocate,
-    batch_size,
-    compare,
-    variance_by_group_size,
-    variance_by_success,
-)
+from gradstats.analyses import allocate, batch_size, compare, variance_by_group_size, variance_by_success
 from gradstats.analyses.group_sizes import _equivalents
 from gradstats.analyses.length_bins import variance_by_length
 from gradstats.estimators import Batch
@@ -137,20 +131,6 @@ def test_moments_are_those_of_explicit_gradients(two_groups, sketched, in_blocks
         np.testing.assert_allclose(after.first_means(5), before.means[:5], atol=1e-12)
         expected = completions_that_carry(given**2 * squares)
         assert (before.completions, after.completions) == pytest.approx((expected, expected), rel=1e-9)
-
-
-def test_scores_are_read_once_for_all_weightings(two_groups, monkeypatch):
-    _, groups, weights, _ = two_groups
-    given, readings = sketched(two_groups), counted(monkeypatch, ScoreProducts, "blocks")
-    first, second = moments_from_products(given, list(weights), groups)
-    cross = cross_signal(first, second)
-    assert len(readings) == 2  # sums, then products with their totals
-    moments_from_products(given, list(3.0 * weights), groups)
-    assert len(readings) == 2
-    assert (first.trace_cov / second.trace_cov).variance() > 0.0
-    n_read = len(readings)
-    assert cross.variance() > 0.0
-    assert len(readings) == n_read > 2  # errors of all forms together
 
 
 def test_multiples_have_one_unit():
