@@ -39,25 +39,14 @@ def moments_of(gradients):
     return prompt_moments(rows, np.ones(len(rows)), Groups(n, n, prompt, 0))
 
 
-def statistics_of(gradients, reference=None, target=None, *, known=None, scale=None, prompts_per_batch=10, kept=None):
+def statistics_of(gradients, reference=None, target=None, *, known=None, scale=None, prompts_per_batch=10):
     """What quantities are computed from, of gradients beside a reference's and a target's."""
     moments = moments_of(gradients)
-
     reference, target = (None if one is None else moments_of(one) for one in (reference, target))
-    return GradientStatistics(
-        moments.trace_cov,
-        moments.second_moment,
-        moments.signal,
-        np.ones(len(gradients)) if kept is None else np.asarray(kept, dtype=float),
-        prompts_per_batch,
-        reference,
-        target,
-        None if target is None else cross_signal(moments, target),
-        None if reference is None or target is None else cross_signal(reference, target),
-        known,
-        moments.within,
-        scale,
-    )
+    on_target = None if target is None else cross_signal(moments, target)
+    of_reference = None if reference is None or target is None else cross_signal(reference, target)
+    parts = (moments.trace_cov, moments.second_moment, moments.signal, np.ones(len(gradients)), prompts_per_batch)
+    return GradientStatistics(*parts, reference, target, on_target, of_reference, known, moments.within, scale)
 
 
 RNG = np.random.default_rng(0)
@@ -368,6 +357,26 @@ def test_simultaneous_matched_ratios_contain_the_single_sets_and_widen_with_the_
     assert many[0][0] < few[0][0] < few[0][1] < many[0][1]
 
 
+def test_exact_ratios_and_unknown_ones_take_no_part():
+    values = np.exp(np.random.default_rng(1).normal(size=60))
+    *known, zero = matched_ratios_of(np.random.default_rng(2), (None, 1.0, 0.0))
+    base = 3.0 + NOISE[:, 0]
+    for ratios, exact, at, unknown in (
+        (
+            ratios_of(np.random.default_rng(0), [1.0, 2.0]),
+            [studentised_ratio(mean_statistic(2 * values), mean_statistic(values))],
+            2.0,
+            [NOT_ESTIMATED],
+        ),
+        (known, [matched_ratio(of(by * base, base, base)) for by in (1.0, 2.0)], 1.0, [NOT_ESTIMATED, zero]),
+    ):
+        together = simultaneous([*exact, *ratios, *unknown], 0.9)
+        np.testing.assert_allclose(together[: len(exact)], at)
+        np.testing.assert_allclose(together[len(exact) : -len(unknown)], simultaneous(ratios, 0.9))
+        assert np.isnan(together[-len(unknown) :]).all()
+    assert np.isnan(simultaneous([NOT_ESTIMATED], 0.9)).all()
+
+
 def test_simultaneous_matched_ratios_of_known_scales_are_those_of_the_ratios_scaled():
     found = matched_ratios_of(np.random.default_rng(0), (1.0, 0.5))
     plain = simultaneous([row.ratio for row in found], 0.9)
@@ -376,27 +385,6 @@ def test_simultaneous_matched_ratios_of_known_scales_are_those_of_the_ratios_sca
     ((low, high),) = simultaneous([matched_ratio(of(NOISE[:, 0], base, base))], 0.9)  # a ray
     assert low >= 0
     assert high == np.inf
-
-
-def test_exact_ratios_and_unknown_ones_take_no_part():
-    ratios = ratios_of(np.random.default_rng(0), [1.0, 2.0])
-    values = np.exp(np.random.default_rng(1).normal(size=60))
-    exact = studentised_ratio(mean_statistic(2 * values), mean_statistic(values))
-    together = simultaneous([exact, *ratios, NOT_ESTIMATED], 0.95)
-    assert together[0] == (2.0, 2.0)
-    assert together[1:3] == simultaneous(ratios, 0.95)
-    assert np.isnan(together[3]).all()
-
-
-def test_exact_matched_ratios_and_unknown_ones_take_no_part():
-    *known, zero = matched_ratios_of(np.random.default_rng(2), (None, 1.0, 0.0))
-    base = 3.0 + NOISE[:, 0]
-    exact = [matched_ratio(of(by * base, base, base)) for by in (1.0, 2.0)]
-    found = simultaneous([*exact, NOT_ESTIMATED, zero, *known], 0.9)
-    np.testing.assert_allclose(found[:2], 1.0)
-    assert np.isnan(found[2:4]).all()
-    np.testing.assert_allclose(found[4:], simultaneous(known, 0.9))
-    assert np.isnan(simultaneous([NOT_ESTIMATED], 0.9)).all()
 
 
 def held(sets, truths):
