@@ -58,12 +58,25 @@ def test_panels_stand_at_the_values_of_the_setting():
     assert titles(plot_sweep(same, "sampling.temperature")) == [r"$\alpha$", "relative noise (RLOO = 1)"]
 
 
-def test_settings_of_different_magnitude_stand_on_a_log_scale():
-    frame = frame_of([{"sampling.max_new_tokens": cap} for cap in (50, 100, 400)])
-    ax = plot_sweep(frame, "sampling.max_new_tokens", varied=["sampling.max_new_tokens"])[0]
+def test_settings_of_different_magnitude_stand_on_a_log_scale_and_names_side_by_side():
+    ax = plot_sweep(frame_of([{"cap": cap} for cap in (50, 100, 400)]), "cap")[0]
     (line,) = [line for line in ax.get_lines() if len(line.get_xdata()) == 3]
     assert np.diff(line.get_xdata()) == pytest.approx([np.log(2), np.log(4)])
     assert [label.get_text() for label in ax.get_xticklabels()] == ["50", "100", "400"]
+    axes = plot_sweep(frame_of([{"policy.name": name} for name in ("late", "early")]), "policy.name")
+    assert [tick.get_text() for tick in axes[0].get_xticklabels()] == ["late", "early"]
+
+
+@pytest.mark.parametrize(
+    ("names", "steps"),
+    [
+        (["runs/a/checkpoint-50", "checkpoint-7"], [50, 7]),
+        (["step-50", "main"], None),
+        (["my-step-50"], None),
+    ],
+)
+def test_names_of_checkpoints_state_their_steps(names, steps):
+    assert training_steps(names) == steps
 
 
 def test_further_settings_are_lines_of_their_own():
@@ -71,11 +84,6 @@ def test_further_settings_are_lines_of_their_own():
     axes = plot_sweep(frame_of(cells), "a.x", varied=["a.x", "b.y"])
     assert heights(axes[0]) == [[0.5, 2.5], [1.5, 3.5]]
     assert legend_of(axes) == ["b y p", "b y q", "GRPO advantage"]
-
-
-def test_settings_without_numbers_stand_side_by_side():
-    axes = plot_sweep(frame_of([{"policy.name": name} for name in ("late", "early")]), "policy.name")
-    assert [tick.get_text() for tick in axes[0].get_xticklabels()] == ["late", "early"]
 
 
 @pytest.mark.parametrize(
@@ -139,12 +147,6 @@ def test_checkpoints_stand_at_their_training_steps():
     assert below == [40.0]  # a caret at the lower end
     assert axes[0].get_xlabel() == "training step"
     assert [label.get_text() for label in axes[0].get_xticklabels()] == ["0", "200", "400", "600"]
-
-
-def test_names_that_state_no_step_stand_side_by_side():
-    assert training_steps(["runs/a/checkpoint-50", "checkpoint-7"]) == [50, 7]
-    assert training_steps(["step-50", "main"]) is None
-    assert training_steps(["my-step-50"]) is None
 
 
 def test_intervals_beyond_every_scale_are_drawn_like_open_ones():

@@ -17,13 +17,10 @@ def test_bins_stand_at_their_geometric_mean_and_are_named_by_their_ends():
     (line,) = [line for line in ax.lines if len(line.get_xdata()) == len(frame) and line.get_marker() == "None"]
     np.testing.assert_allclose(line.get_xdata(), np.sqrt(frame["distance_first"] * frame["distance_last"]))
     np.testing.assert_array_equal(line.get_ydata(), frame["correlation"])
-    names = [label.get_text() for label in ax.get_xticklabels()]
-    assert names == ["1", "2", "3–4", "5–8", "9–16", "17–32"]
-
-
-def test_every_other_bin_is_named_where_they_are_many():
-    names = [label.get_text() for label in plots.plot_concentration(concentrations("thirty")).get_xticklabels()]
-    assert names == [str(2**power) if power % 2 == 0 else "" for power in range(12)]
+    many = plots.plot_concentration(concentrations("thirty"))  # of which every other one is named
+    names = [[label.get_text() for label in one.get_xticklabels()] for one in (ax, many)]
+    assert names[0] == ["1", "2", "3–4", "5–8", "9–16", "17–32"]
+    assert names[1] == [str(2**power) if power % 2 == 0 else "" for power in range(12)]
 
 
 def test_bins_without_an_estimate_are_left_out_and_an_unknown_interval_is_a_point():
@@ -37,18 +34,14 @@ def test_bins_without_an_estimate_are_left_out_and_an_unknown_interval_is_a_poin
 
 def test_each_trace_is_drawn_in_the_order_of_positions():
     frame = tokens("ordinary")
-    shuffled = frame.sample(frac=1.0, random_state=0)
-    lines = {line.get_label(): line for line in plots.plot_token_energy(shuffled).lines}
+    lines = {line.get_label(): line for line in plots.plot_token_energy(frame.sample(frac=1.0, random_state=0)).lines}
     assert set(lines) == {"a", "b", "c"}
     for name, line in lines.items():
         np.testing.assert_array_equal(line.get_xdata(), np.arange(120))
         np.testing.assert_array_equal(line.get_ydata(), frame.loc[frame["sequence"] == name, "energy"])
-
-
-def test_more_traces_than_a_legend_can_hold_are_pale_and_without_names():
-    ax = plots.plot_token_energy(tokens("thirty"))
-    assert {line.get_alpha() for line in ax.lines} == {8 / 30}
-    assert ax.get_figure().legends == []
+    many = plots.plot_token_energy(tokens("thirty"))  # more than a legend can hold
+    assert {line.get_alpha() for line in many.lines} == {8 / 30}
+    assert many.get_figure().legends == []
 
 
 def test_points_that_a_log_axis_cannot_show_are_counted():

@@ -165,22 +165,16 @@ def test_it_needs_prompts_that_vary(lengths, groups, message):
         mundlak_test(fit)
 
 
-def test_it_finds_a_difference_and_says_so_only_then():
-    rng = np.random.default_rng(0)
-    groups = np.repeat(np.arange(60), 5)
-    centre = rng.normal(4.5, 0.8, 60)[groups]
-    deviation = rng.normal(0, 0.5, 300)
-    said = []
-    for within in (0.4, 0.9):
-        lengths = np.exp(centre + deviation)
-        sq_norms = np.exp(1.8 * centre + 2 * within * deviation + rng.normal(0, 0.3, 300))
-        test = mundlak_test(fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups))
-        said.append((test.pvalue, within_and_between(test)))
-        assert "] (80% interval) is" in within_and_between(test, 0.8)
-        assert within_and_between(test, 0.8).count("80%") == 1
-        assert test.to_frame()["difference_low"].item() == test.confidence_interval()[0]
-    assert said[0][0] < 1e-6
-    assert said[0][1].startswith("Longer answers to the same prompt give α = 0.4")
-    assert "] (95% interval) is significant, so that α of all completions mixes the two" in said[0][1]
-    assert said[1][0] > 0.05
-    assert "] (95% interval) is not resolved" in said[1][1]
+@pytest.mark.parametrize(("within", "differs"), [(0.4, True), (0.9, False)])
+def test_it_finds_a_difference_and_says_so_only_then(within, differs):
+    rng, groups = np.random.default_rng(0), np.repeat(np.arange(60), 5)
+    centre, deviation = rng.normal(4.5, 0.8, 60)[groups], rng.normal(0, 0.5, 300)
+    sq_norms = np.exp(1.8 * centre + 2 * within * deviation + rng.normal(0, 0.3, 300))
+    test = mundlak_test(fit_length_scaling(lengths=np.exp(centre + deviation), sq_norms=sq_norms, groups=groups))
+    said = within_and_between(test)
+    assert (test.pvalue < 1e-6, test.pvalue > 0.05) == (differs, not differs)
+    significant = "] (95% interval) is significant, so that α of all completions mixes the two"
+    assert (significant if differs else "] (95% interval) is not resolved") in said
+    assert said.startswith("Longer answers to the same prompt give α = 0.4") or not differs
+    assert within_and_between(test, 0.8).count("80%") == 1
+    assert test.to_frame()["difference_low"].item() == test.confidence_interval()[0]

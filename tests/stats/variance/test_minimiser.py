@@ -2,13 +2,10 @@
 
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from scipy import stats
 
-from gradstats import estimators as est
-from gradstats.reference import EnumeratedPolicy
 from gradstats.stats.jackknife import Statistic, mean_statistic
 from gradstats.stats.variance.minimiser import minimiser_of
-from gradstats.stats.variance.moments import prompt_moments, split_into_groups
 
 GRID = np.linspace(-1.0, 1.0, 9)
 
@@ -85,33 +82,3 @@ def test_of_few_values_one_is_chosen():
     assert found.discrete
     assert found.value in (2.0, 4.0)
     assert found.confidence_interval() == (2.0, 4.0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("make", "grid", "n_prompts"),
-    [
-        (lambda value: est.length_weighted(alpha=value, loo=True), np.linspace(-2, 2, 17), 100),
-        (lambda value: est.asymmetric(delta=value, loo=True), np.linspace(-1, 1, 9), 200),
-    ],
-    ids=["exponent", "shift"],
-)
-def test_the_interval_covers_the_exact_minimiser_of_an_enumerated_policy(make, grid, n_prompts):
-    policy = EnumeratedPolicy(vocabulary=3, max_length=4, dimension=6, n_prompts=20, rng=1)
-
-    def exact(value):
-        return policy.moments(make(value), group_size=3).trace_cov
-
-    around = grid[np.argmin([exact(value) for value in grid])]
-    step = grid[1] - grid[0]
-    truth = optimize.minimize_scalar(exact, bounds=(around - step, around + step), method="bounded").x
-    covered = 0
-    n_sets = 300
-    for seed in range(n_sets):
-        batch, scores, _ = policy.sample(n_prompts, 3, rng=seed)
-        groups = split_into_groups(batch.group_index, np.arange(len(scores)), None)
-        variances = [prompt_moments(scores, make(value).weights(batch), groups).trace_cov for value in grid]
-        low, high = minimiser_of(grid, variances).confidence_interval()
-        covered += low <= truth <= high
-    # 95 % of 300 data sets, within three standard errors
-    assert 0.912 < covered / n_sets < 0.988
