@@ -121,7 +121,7 @@ def test_estimators_may_be_chosen_and_unresolved_numbers_are_left_out():
     frame = frame_of([{"a.x": 1}, {"a.x": 2}])
     frame.loc[frame["estimator"] == "grpo", NOISE] = np.nan
     assert heights(plot_sweep(frame, "a.x", estimators=["grpo", "rloo"])[3])[1] == [1.0, 1.0]
-    frame.loc[frame["estimator"] == "grpo", NOISE] = [[1e-4, 0.0, np.inf], [1.3, 1.2, 1.4]]
+    frame.loc[frame["estimator"] == "grpo", NOISE] = [[1.2, 1e-4, 1.3], [1.3, 1.2, 1.4]]
     axes = plot_sweep(frame, "a.x")
     np.testing.assert_array_equal(heights(axes[3])[0], [np.nan, 1.3])  # the first may be anything
     assert "".join(legend_of(axes)[-1].split()) == "notdrawn:notknownwithinafactorof1,000"

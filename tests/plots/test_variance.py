@@ -93,6 +93,7 @@ def test_lines_of_labels_take_height():
     size = plt.rcParams["font.size"] / 8.0
     assert forest_height(["a", "b", "c"]) == pytest.approx((3 * 0.2 + 0.5) * size)
     assert forest_height(["a\nb", "c"]) == pytest.approx((2 * 0.29 + 0.5) * size)
+    assert forest_height(["a", "b"], rows_each=2) == pytest.approx((4 * 1.5 * 0.09 + 0.5) * size)
     centres, height = rows_of_own_height(["one", "two\nlines", "one", "one"])
     assert [0.0, *np.diff(centres)] == pytest.approx([centres[0], 1.225, 1.225, 1.0])
     assert rows_of_own_height(["one", "three\nlines\nhere", "one", "one"])[1] - height == pytest.approx(0.09 * size)
