@@ -29,17 +29,13 @@ def test_length_reward_correlation_is_within_prompts():
 
 def test_prompts_that_vary_in_one_of_the_two_do_not_enter():
     """Four prompts with the correlation −50/√7000 by hand; one never solved, one always, one of a single length."""
-    lengths = [10, 20, 30, 40] * 4
-    rewards = [1, 1, 0, 0, 1, 0, 1, 0, 1, 1, 1, 0, 0, 1, 0, 0]
-    groups = np.repeat(np.arange(4), 4)
+    lengths, rewards = [10, 20, 30, 40] * 4, [1, 1, 0, 0, 1, 0, 1, 0, 1, 1, 1, 0, 0, 1, 0, 0]
+    groups = [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
     # Sums of squared deviations: 500 a prompt for lengths; 1, 1, 3/4, 3/4 for rewards; products −20, −10, −15, −5.
     alone = length_reward_correlation(lengths=lengths, rewards=rewards, groups=groups)
     assert alone.correlation == pytest.approx(-50 / np.sqrt(2000 * 3.5), rel=1e-12)
-    others = length_reward_correlation(
-        lengths=[*lengths, 100, 8000, 500, 7, 9, 2000, 5, 5, 5],
-        rewards=[*rewards, 0.1, 0.1, 0.1, 1, 1, 1, 0, 1, 1],
-        groups=[*groups, 4, 4, 4, 5, 5, 5, 6, 6, 6],
-    )
+    lengths, rewards = [*lengths, 100, 8000, 500, 7, 9, 2000, 5, 5, 5], [*rewards, 0.1, 0.1, 0.1, 1, 1, 1, 0, 1, 1]
+    others = length_reward_correlation(lengths=lengths, rewards=rewards, groups=groups + [4] * 3 + [5] * 3 + [6] * 3)
     assert (others.correlation, others.stderr) == (alone.correlation, alone.stderr)
     assert (others.n_prompts, others.n) == (4, 16)
 

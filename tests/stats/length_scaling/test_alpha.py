@@ -78,15 +78,16 @@ def test_bootstrap_is_reproducible_and_takes_a_generator():
     assert low < fit.alpha < high
 
 
-def test_takes_a_measurement():
-    lengths, sq_norms, groups = noisy_power_law(10, 3)
-    rollouts = SimpleNamespace(prompt_id=np.array([f"p{g}" for g in groups]))
-    measured = SimpleNamespace(lengths=lengths, sq_norms=sq_norms, rollouts=rollouts)
-    by_hand = fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups)
-    assert fit_length_scaling(measured).alpha == by_hand.alpha
-    assert fit_length_scaling(measured).confidence_interval() == by_hand.confidence_interval()
+def test_takes_a_measurement_without_its_completions_that_count_no_token():
+    lengths, norms = np.array([3, 0, 9, 27, 0, 81]), np.array([2.0, 0.0, 4.0, 9.0, 0.0, 15.0])
+    rollouts = SimpleNamespace(prompt_id=np.array([*"aabbcc"]), truncated=np.array([0, 1, 1, 0, 1, 0]) == 1)
+    measured, counted = SimpleNamespace(lengths=lengths, sq_norms=norms, rollouts=rollouts), lengths > 0
+    fit = fit_length_scaling(measured)
+    expected = fit_length_scaling(lengths=lengths[counted], sq_norms=norms[counted], groups=[*"abbc"])
+    assert (fit.alpha, fit.n, fit.n_truncated) == (expected.alpha, 4, 1)
+    assert fit.confidence_interval() == expected.confidence_interval()
     with pytest.raises(TypeError, match="either measured or the arrays"):
-        fit_length_scaling(measured, groups=groups)
+        fit_length_scaling(measured, groups=[*"aabbcc"])
 
 
 def test_norms_that_do_not_vary_have_no_r_squared():
@@ -147,16 +148,6 @@ def test_every_method_finds_the_exponent_and_draws_a_band(method):
     band = fit.predict([30.0, 100.0, 300.0])
     assert (band["sq_norm_low"] <= band["sq_norm"]).all()
     assert (band["sq_norm"] <= band["sq_norm_high"]).all()
-
-
-def test_completions_without_a_counted_token_are_left_out():
-    lengths, norms = np.array([3, 0, 9, 27, 0, 81]), np.array([2.0, 0.0, 4.0, 9.0, 0.0, 15.0])
-    rollouts = SimpleNamespace(prompt_id=np.array([*"aabbcc"]), truncated=np.array([0, 1, 1, 0, 1, 0]) == 1)
-    counted = lengths > 0
-    fit = fit_length_scaling(SimpleNamespace(lengths=lengths, sq_norms=norms, rollouts=rollouts))
-    expected = fit_length_scaling(lengths=lengths[counted], sq_norms=norms[counted], groups=[*"abbc"])
-    assert (fit.alpha, fit.n, fit.n_truncated) == (expected.alpha, 4, 1)
-    assert fit.confidence_interval() == expected.confidence_interval()
 
 
 def test_truncated_completions_are_counted_and_can_be_left_out():

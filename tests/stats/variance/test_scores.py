@@ -54,15 +54,13 @@ def test_noise_of_estimated_weights_does_not_count():
     rng = np.random.default_rng(2)
     mean = rng.normal(size=batch.mask.shape) * batch.mask
     exact = (np.einsum("nt,ntd->nd", mean, scores) ** 2).sum(axis=1)
-    found, naive = [], []
+    n, found, naive = np.arange(len(mean)), [], []
     for _ in range(80):
         tokens = prepared(probed(batch, scores, 9, 1, rng), "otb")[1]
         weights = mean + rng.normal(size=(3, *mean.shape)) * batch.mask
-        n = np.arange(len(mean))
-        features, surplus = tokens.sums(weights, n, n, len(n))
-        found.append((features**2) @ tokens.signs[: features.shape[1]] + surplus)
-        features, surplus = tokens.sums(weights[0], n, n, len(n))
-        naive.append((features**2) @ tokens.signs[: features.shape[1]] + surplus)
+        for squares, given in ((found, weights), (naive, weights[0])):
+            features, surplus = tokens.sums(given, n, n, len(n))
+            squares.append((features**2) @ tokens.signs[: features.shape[1]] + surplus)
     error = np.std(found, axis=0) / np.sqrt(80)
     assert np.all(np.abs(np.mean(found, axis=0) - exact) < 4.5 * error)
     assert np.mean(naive) > exact.mean() + 5 * np.std(np.mean(naive, axis=1)) / np.sqrt(80)
@@ -169,12 +167,8 @@ def test_fields_of_a_batch_may_be_ragged():
     np.testing.assert_array_equal(found.values[3, : batch.lengths[3]], ragged[3])
     with pytest.raises(ValueError, match="values does not have one value per completion token"):
         Batch.from_measurement(measured, values=[row[:-1] for row in ragged])
-
-
-def test_energies_of_some_tokens_alone_are_left_out_of_the_batch():
-    batch, scores = drawn(10)
-    measured = replace(probed(batch, scores, 6, 1, np.random.default_rng(0)), token_projections=None)
-    assert Batch.from_measurement(measured).token_energy is None
+    # Energies of some tokens alone are left out.
+    assert Batch.from_measurement(replace(measured, token_projections=None)).token_energy is None
     every = replace(probed(batch, scores, 6, 4, np.random.default_rng(0)), token_projections=None)
     np.testing.assert_allclose(Batch.from_measurement(every).token_energy, (scores**2).sum(axis=2))
 
