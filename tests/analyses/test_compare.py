@@ -209,18 +209,16 @@ def test_unusable_batches_and_levels_are_refused():
 @pytest.mark.parametrize("sketched", [False, True])
 def test_sizes_in_one_call_are_the_rows_of_each_size_alone(sketched):
     batch, scores = sized_batch()
-    together = quiet_compare(batch, ["group_mean", "rloo"], scores, group_size=[2, 4, 8], scores_are_sketches=sketched)
-    frame = together.to_frame()
-    assert list(frame["group_size"]) == [2, 2, 4, 4, 8, 8]
-    assert together.group_size == (2, 4, 8)
+
+    def compared(size):
+        return quiet_compare(batch, ["group_mean", "rloo"], scores, group_size=size, scores_are_sketches=sketched)
+
+    together, alone = compared([2, 4, 8]), [compared(size) for size in (2, 4, 8)]
+    assert [one.group_size for one in (together, *alone)] == [(2, 4, 8), 2, 4, 8]
     assert (together.n_prompts, together.n_groups, together.n_leftover) == (20, 140, 0)
-    for position, size in enumerate((2, 4, 8)):
-        alone = quiet_compare(batch, ["group_mean", "rloo"], scores, group_size=size, scores_are_sketches=sketched)
-        assert alone.group_size == size
-        rows = frame.iloc[2 * position : 2 * position + 2].reset_index(drop=True)
-        pd.testing.assert_frame_equal(rows, alone.to_frame(), check_dtype=False)
-    parts = together.variance_components()
-    assert list(parts["within_prompt"].isna()) == [False] * 4 + [True] * 2
+    expected = pd.concat([one.to_frame() for one in alone], ignore_index=True)
+    pd.testing.assert_frame_equal(together.to_frame(), expected, check_dtype=False)
+    assert list(together.variance_components()["within_prompt"].isna()) == [False] * 4 + [True] * 2
     assert list(quiet_compare(batch, ["rloo"], scores, group_size=[4, 4]).to_frame()["group_size"]) == [4]
 
 
@@ -238,12 +236,13 @@ def test_multiples_of_the_reference_are_exactly_matched():
 def test_rows_do_not_depend_on_each_other():
     batch, scores = interleaved_batch([4] * 24)
     keywords = {"scores": scores, "n_resamples": 5, "scores_are_sketches": True}
-    together = quiet_compare(batch, ["batch_mean", "rloo", "constant"], **keywords).to_frame()
+    together, again = (
+        quiet_compare(batch, ["batch_mean", "rloo", "constant"], **keywords).to_frame() for _ in range(2)
+    )
     alone = quiet_compare(batch, ["constant"], **keywords).to_frame()
     beside = ("in_best_set", "most_influential_prompt")  # columns that compare the rows of a table
     number = [name for name in together.select_dtypes(float) if "simultaneous" not in name and name not in beside]
     np.testing.assert_array_equal(together[number].iloc[2].astype(float), alone[number].iloc[0].astype(float))
-    again = quiet_compare(batch, ["batch_mean", "rloo", "constant"], **keywords).to_frame()
     np.testing.assert_array_equal(together[number].astype(float), again[number].astype(float))
 
 

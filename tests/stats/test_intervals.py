@@ -105,23 +105,20 @@ def test_without_a_spread_the_interval_is_students():
     plain = mean.estimate("log").confidence_interval(0.9)
     assert np.log(high / low) == pytest.approx(np.log(plain[1] / plain[0]), rel=0.06)
     assert (low, high) >= (plain[0] * 0.9999, plain[1])
-    constant = skewed_mean(mean_statistic(np.ones(5)), np.ones(5))
-    assert constant.confidence_interval(0.95) == (1.0, 1.0)
+    assert skewed_mean(mean_statistic(np.ones(5)), np.ones(5)).confidence_interval(0.95) == (1.0, 1.0)
+    with pytest.raises(ValueError, match="confidence_level=2"):
+        skewed_mean(mean, values).confidence_interval(2.0)
 
 
 def test_it_is_wider_above_where_the_tail_is_long_and_uses_the_upper_half_alone():
-    rng = np.random.default_rng(1)
-    values = np.exp(1.5 * rng.normal(size=100))
-    found = skewed_mean(mean_statistic(values), values)
+    values = np.exp(1.5 * np.random.default_rng(1).normal(size=100))
+    # The spread does not see how small the small values are.
+    smaller = np.where(values < np.quantile(values, 0.4), 1e-3 * values, values)
+    found, other = (skewed_mean(mean_statistic(one), one) for one in (values, smaller))
     plain = mean_statistic(values).estimate("log").confidence_interval(0.95)
     low, high = found.confidence_interval(0.95)
     assert low == plain[0]
     assert high > 1.05 * plain[1]
-    # The spread does not see how small the small values are.
-    smaller = np.where(values < np.quantile(values, 0.4), 1e-3 * values, values)
-    other = skewed_mean(mean_statistic(smaller), smaller)
-    assert isinstance(found, SkewedMeanEstimate)
-    assert isinstance(other, SkewedMeanEstimate)
     upper = np.log(values[values > np.median(values)]) - np.median(np.log(values))
     assert found.spread == pytest.approx(np.sqrt(np.mean(upper**2)), rel=1e-12)
     assert other.spread == pytest.approx(found.spread, rel=0.05)
@@ -220,8 +217,8 @@ def test_it_covers_paired_ratios_of_lognormal_means():
     rng, hits, truth = np.random.default_rng(3), 0, np.exp((1.0**2 - 0.8**2) / 2)
     for _ in range(500):
         common = 0.8 * rng.normal(size=100)
-        top = np.exp(common + 0.6 * rng.normal(size=100))
-        low, high = studentised_ratio(mean_statistic(top), mean_statistic(np.exp(common))).confidence_interval(0.95)
+        top = mean_statistic(np.exp(common + 0.6 * rng.normal(size=100)))
+        low, high = studentised_ratio(top, mean_statistic(np.exp(common))).confidence_interval(0.95)
         hits += low <= truth <= high
     assert 0.93 <= hits / 500 <= 0.992
 
@@ -229,15 +226,15 @@ def test_it_covers_paired_ratios_of_lognormal_means():
 def test_light_tails_are_not_paid_for():
     """Where every prompt has an influence of one size, the interval is Student's but for the resamples' own error."""
     rng = np.random.default_rng(4)
-    signs = rng.permutation(np.repeat([-1.0, 1.0], 100))
-    base = np.exp(0.1 * rng.normal(size=200))
-    found = studentised_ratio(mean_statistic(base * (1.0 + 0.05 * signs)), mean_statistic(base))
-    low, high = found.confidence_interval(0.95)
-    assert np.log(high / low) / 2.0 == pytest.approx(stats.t.ppf(0.975, 199) * found.stderr, rel=0.05)
+    signs, base = rng.permutation(np.repeat([-1.0, 1.0], 100)), np.exp(0.1 * rng.normal(size=200))
+    light, alone = (
+        studentised_ratio(mean_statistic(top), mean_statistic(base))
+        for top in (base * (1.0 + 0.05 * signs), np.r_[30.0, base[1:]])
+    )
+    half = [np.log(np.divide(*one.confidence_interval(0.95)[::-1])) / 2.0 / one.stderr for one in (light, alone)]
+    assert half[0] == pytest.approx(stats.t.ppf(0.975, 199), rel=0.05)
     # One prompt in two hundred that holds most of the error: a degree of freedom.
-    alone = studentised_ratio(mean_statistic(np.r_[30.0, base[1:]]), mean_statistic(base))
-    low, high = alone.confidence_interval(0.95)
-    assert np.log(high / low) / 2.0 >= 0.9 * stats.t.ppf(0.975, 1) * alone.stderr
+    assert half[1] >= 0.9 * stats.t.ppf(0.975, 1)
 
 
 def test_blocks_of_resamples_give_the_same_intervals(monkeypatch):
