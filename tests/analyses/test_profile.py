@@ -84,9 +84,6 @@ def test_heaviest_share_of_long_completions():
     profile = quietly(measurement(lengths=lengths, logprobs=logprobs, sum_sq=sum_sq))
     assert profile.n_long == 2
     assert profile.top16_share == pytest.approx((16 / 32 + 16 / 160) / 2)
-
-
-def test_heaviest_share_by_hand():
     assert heaviest_share(np.array([1.0, 5.0, 2.0, 2.0]), count=2) == pytest.approx(0.7)
     assert heaviest_share(np.array([1.0, 5.0]), count=16) == 1.0
 

@@ -38,22 +38,16 @@ SPAN = re.compile(r":\w+:`[^`]*`|``.*?``", re.DOTALL)
 ENTRY = re.compile(r"^\s*\*{0,2}[\w, *.]+(\([^)]*\))?: ")
 #: Subscripts, superscripts, commands of LaTeX and dollars: no reader sees these as they are meant outside of a role.
 UNSET = re.compile(r"\S*[_^$\\]\S*")
+#: A directive with what is indented below it, and an example up to the next empty line.
+DIRECTIVE = re.compile(r"^( *)\.\. .*(?:\n(?:\1 .*| *$))*", re.M)
+EXAMPLE = re.compile(r"^ *>>>.*(?:\n.*\S.*)*", re.M)
 
 
 def prose(text: str) -> str:
     """A docstring without its roles, code, directives, examples and the names of its arguments."""
-    kept: list[str] = []
-    directive: int | None = None  # the indentation of the one that these lines belong to
-    example = False
-    for line in SPAN.sub("", text).splitlines():
-        indentation = len(line) - len(line.lstrip())
-        example = bool(line.strip()) and (example or line.lstrip().startswith(">>>"))
-        if directive is not None and (not line.strip() or indentation > directive):
-            continue
-        directive = indentation if line.lstrip().startswith(".. ") else None
-        if directive is None and not example:
-            kept.append(ENTRY.sub("", line))
-    return "\n".join(kept)
+    for pattern in (SPAN, EXAMPLE, DIRECTIVE):
+        text = pattern.sub("", text)
+    return "\n".join(ENTRY.sub("", line) for line in text.splitlines())
 
 
 def docstrings(name: str, thing: object) -> Iterator[tuple[str, str]]:
@@ -73,6 +67,22 @@ def test_what_needs_markup_has_it(public):
         for found in UNSET.finditer(prose(text))
     ]
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "unset"),
+    [
+        ("the sum of R_i", "R_i"),
+        ("grows as T^α", "T^α"),
+        (r"a \\frac", r"\\frac"),
+        ("costs $x$", "$x$"),
+        ("Args:\n    sq_norm: of S_i.", "S_i."),
+        ("Uses ``sq_norms``, :math:`R_i`.\n\n.. math:: a_i\n\nArgs:\n    sq_norms: the norms.\n\n>>> a_b\nc_d\n", None),
+    ],
+)
+def test_the_rule_finds_what_needs_markup(text, unset):
+    found = UNSET.search(prose(text))
+    assert (found and found[0]) == unset
 
 
 TEXT_OF_README = (ROOT / "README.md").read_text("utf-8")
@@ -185,12 +195,9 @@ def has_example(thing: object) -> bool:
     return any(">>>" in (getattr(one, "__doc__", None) or "") for one in (thing, *methods))
 
 
-def tables(elsewhere) -> list[dict[str, str]]:
-    return [elsewhere.RETURNED_BY, elsewhere.CALLED_LIKE, elsewhere.USED_ON, elsewhere.LINES]
-
-
 def test_every_public_name_has_an_example_or_says_where_one_is(elsewhere, public):
-    listed = [name for table in tables(elsewhere) for name in table]
+    tables = (elsewhere.RETURNED_BY, elsewhere.CALLED_LIKE, elsewhere.USED_ON, elsewhere.LINES)
+    listed = [name for table in tables for name in table]
     assert len(listed) == len(set(listed))
     assert {name for name, thing in public.items() if not has_example(thing)} == set(listed)
     assert all(elsewhere.sentence_about(f"gradstats.{name}") for name in listed)

@@ -129,14 +129,6 @@ def test_each_quantity_is_its_definition(problem, size):
         assert low < high or quantity in possible, quantity  # of one dimension they may be cut to a point
 
 
-def test_variance_within_and_between_prompts_are_those_of_an_analysis_of_variance():
-    statistics = statistics_of([[[1.0], [3.0]], [[0.0], [4.0]], [[8.0], [8.5]]])
-    within = np.mean([2.0, 8.0, 0.125])
-    between = np.var([2.0, 2.0, 8.25], ddof=1) - within / 2
-    values = [quantity(statistics).value for quantity in (within_prompt, between_prompt, trace_cov)]
-    assert values == pytest.approx([within, between, within + between], rel=1e-12)
-
-
 def test_unbiased_estimates_may_be_negative():
     assert between_prompt(statistics_of([[[1.0], [3.0]], [[3.0], [1.0]], [[0.0], [4.0]]])).value < 0
     assert signal_sq(of([1, -1, 0])).value == pytest.approx(-1 / 3, rel=1e-14)
@@ -235,6 +227,14 @@ def test_the_standard_error_is_the_jackknife_of_the_logarithm(quantity):
     estimate = quantity(of(first, second))
     assert estimate.scale == "log"
     assert estimate.stderr == pytest.approx(np.sqrt(3 / 4 * np.sum((logs - logs.mean()) ** 2)), rel=1e-12)
+
+
+def test_variance_within_and_between_prompts_are_those_of_an_analysis_of_variance():
+    statistics = statistics_of([[[1.0], [3.0]], [[0.0], [4.0]], [[8.0], [8.5]]])
+    within = np.mean([2.0, 8.0, 0.125])
+    between = np.var([2.0, 2.0, 8.25], ddof=1) - within / 2
+    values = [quantity(statistics).value for quantity in (within_prompt, between_prompt, trace_cov)]
+    assert values == pytest.approx([within, between, within + between], rel=1e-12)
 
 
 def test_a_signal_is_resolved_where_its_interval_lies_above_zero():
