@@ -101,27 +101,26 @@ def test_tokens_saved_and_the_size_at_the_same_number_of_prompts_are_the_exact_o
     batch, scores, tokens = policy.sample(4000, 6, rng=1)
     exact = {n: policy.moments(get("rloo"), n) for n in (2, 3)}
     pairs, larger = (n * exact[n].within_prompt for n in (2, 3))
-    cost = (pairs - larger) * 2.0
+    cost, sizes = (pairs - larger) * 2.0, np.linspace(1.0001, 30, 2_000_000)
+    of_rloo = ((pairs - cost) + cost / (sizes - 1)) / sizes
     labels = ["reinforce", "otb(loo=True)", "recipe:grpo(scale=none)"]
     together = quietly(variance_by_group_size, batch, labels, [3], tokens, group_size=3).equivalents
     for label, found in zip(labels, together, strict=True):
         moments = policy.moments(get(label), 3)
         scale_sq = 1.0 if label != labels[2] else moments.coefficient**2
-        within = moments.within_prompt / scale_sq
         saved, low, high = found.tokens_saved.with_interval(0.999)
         assert low < 1 - moments.trace_cov / scale_sq / exact[3].trace_cov < high
         assert low < saved < high
         value, low, high = found.same_prompts_group_size.with_interval(0.999)
-        sizes = np.linspace(1.0001, 30, 2_000_000)
-        of_rloo = ((pairs - cost) + cost / (sizes - 1)) / sizes
-        truth = sizes[np.argmin(np.abs(of_rloo - within))]
+        truth = sizes[np.argmin(np.abs(of_rloo - moments.within_prompt / scale_sq))]
         assert low < truth < high
         assert value == pytest.approx(truth, rel=0.2)
-    same = equivalent_group_size(batch, "rloo", 3, scores)
+    same, noisier = (
+        equivalent_group_size(batch, label, 3, scores) for label in ("rloo", "asymmetric(delta=2.0, loo=True)")
+    )
     assert same.same_prompts_group_size.value == pytest.approx(3.0)
     assert same.tokens_saved.with_interval(0.95) == (0.0, 0.0, 0.0)
     assert same.to_frame()["same_prompts_group_size_high"].item() == pytest.approx(3.0)
-    noisier = equivalent_group_size(batch, "asymmetric(delta=2.0, loo=True)", 3, scores)
     saved, low, high = noisier.tokens_saved.with_interval(0.95)
     assert saved < 0
     percent = format_estimate(-100 * saved, -100 * high, -100 * low)

@@ -93,19 +93,15 @@ def test_rows_in_another_unit_are_left_out_with_a_sentence(value):
     assert len(rows(plots.plot_variance(frame, value="noise_to_signal"))) == len(frame)
 
 
-def test_the_reference_decides_which_unit_is_drawn():
+def test_the_reference_decides_which_unit_is_drawn_and_a_recorded_unit_goes_before_the_label():
     frame = variance("ordinary")
     del frame.attrs["reference"]
     assert "GRPO advantage" not in rows(plots.plot_variance(frame, value="ratio"))
     frame.attrs["reference"] = "grpo"
     assert rows(plots.plot_variance(frame, value="ratio")) == ["GRPO advantage"]
-
-
-def test_a_recorded_unit_goes_before_the_label():
     frame = variance("ordinary").assign(unit="my unit")
     kept, sentence = rows_of_one_unit(frame, [QUANTITIES["ratio"]])
-    assert len(kept) == len(frame)
-    assert sentence == ""
+    assert (len(kept), sentence) == (len(frame), "")
     frame.loc[2, "unit"] = "sequence_sum"
     _, sentence = rows_of_one_unit(frame, [QUANTITIES["ratio"]])
     assert sentence == f"Left out, in another unit: {in_words(frame['estimator'][2])}."

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from comparison_batches import quiet_compare
 from conftest import ragged_rollouts, tiny_model
 from probed_policies import MANY_DIRECTIONS, drawn_tokens, probed
 from scipy import stats
@@ -30,18 +30,14 @@ from gradstats.stats.token_profiles import (
 )
 
 
-def test_prompts_count_equally_whatever_their_completions():
+def test_prompts_count_equally_and_probes_add_their_shared_error():
     statistic = prompt_mean(np.array([1.0, 3.0, 8.0]), np.array([0, 0, 1]))
     assert statistic.value == pytest.approx(5.0)
     np.testing.assert_allclose(statistic.replicates, [8.0, 2.0])
-
-
-def test_probes_add_their_shared_error():
-    rng = np.random.default_rng(0)
-    along = rng.normal(size=(1, 8)) ** 2 * np.ones((40, 1))  # all that varies is the probe
-    statistic = prompt_mean(along.mean(axis=1), np.repeat(np.arange(20), 2), along)
-    assert statistic.estimate().stderr == pytest.approx(along[0].std(ddof=1) / np.sqrt(8))
-    assert prompt_mean(along.mean(axis=1), np.repeat(np.arange(20), 2)).estimate().stderr == pytest.approx(0.0)
+    along = np.random.default_rng(0).normal(size=(1, 8)) ** 2 * np.ones((40, 1))  # all that varies is the probe
+    given = along.mean(axis=1), np.repeat(np.arange(20), 2)
+    assert prompt_mean(*given, along).estimate().stderr == pytest.approx(along[0].std(ddof=1) / np.sqrt(8))
+    assert prompt_mean(*given).estimate().stderr == pytest.approx(0.0)
 
 
 def test_the_surprise_of_counted_tokens_by_hand():
@@ -174,10 +170,9 @@ def test_energy_ratio_and_alpha_know_the_energies():
 
 def test_what_is_refused():
     measured = drawn_tokens()[0]
+    none = "no probes of token scores: measure with --set measurement.token_probes=32"
     for function in (token_correlation, local_slope, concentration):
-        with pytest.raises(
-            ValueError, match="no probes of token scores: measure with --set measurement.token_probes=32"
-        ):
+        with pytest.raises(ValueError, match=none):
             function(replace(measured, token_projections=None))
     with pytest.raises(ValueError, match="at least 3 prompts, got 2: measure more"):
         token_correlation(measured.select(slice(0, 6)))
@@ -208,25 +203,18 @@ def case():
     return model, rollouts, token_scores(model, rollouts)
 
 
-def quietly(*arguments, **keywords):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return gs.compare(*arguments, **keywords).to_frame()
-
-
 @pytest.mark.parametrize(("token_exact", "tolerance"), [(8, 0.05), (2, 0.4)])
 def test_a_table_from_the_engine_is_that_of_exact_token_scores(case, token_exact, tolerance):
     model, rollouts, scores = case
     measured = gs.measure(model, rollouts, token_probes=32, token_exact=token_exact, progress=False)
     values = [np.linspace(0.2, 0.6, length) for length in rollouts.lengths]
-    table = quietly(measured, NAMES, values=values)
-    energies = (scores**2).sum(axis=2)
-    cross = np.einsum("ntd,nd->nt", scores, scores.sum(axis=1))
+    energies, cross = (scores**2).sum(axis=2), np.einsum("ntd,nd->nt", scores, scores.sum(axis=1))
     batch = Batch.from_measurement(measured, values=values, token_energy=energies, token_cross=cross)
-    exact = quietly(batch, NAMES, scores)
+    table = quiet_compare(measured, NAMES, values=values).to_frame()
+    exact = quiet_compare(batch, NAMES, scores).to_frame()
     kept = slice(0, 4) if token_exact == 2 else slice(None)
-    np.testing.assert_allclose(table["trace_cov"][kept], exact["trace_cov"][kept], rtol=tolerance)
-    np.testing.assert_allclose(table["ratio"][kept], exact["ratio"][kept], rtol=tolerance)
+    for name in ("trace_cov", "ratio"):
+        np.testing.assert_allclose(table[name][kept], exact[name][kept], rtol=tolerance)
 
 
 def test_proxies_of_a_model_are_judged(case):
