@@ -52,6 +52,10 @@ def test_the_sentence_names_the_ends_and_the_largest_block():
 def test_blocks_with_the_same_ending_stay_apart():
     labels = [label.get_text() for label in analyses.plot_alpha_by_block(blocks("long names")).get_yticklabels()]
     assert len(set(labels)) == 3
+    frame = blocks("ordinary")
+    points = [line for line in analyses.plot_alpha_by_block(frame).lines if line.get_linestyle() == "None"]
+    np.testing.assert_array_equal([point.get_xdata()[0] for point in points], frame["alpha"])
+    assert [point.get_marker() for point in points] == ["o"] * (len(frame) - 1) + ["D"]  # of the whole gradient
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,12 @@ def test_multiples_of_rloo_share_its_line_and_many_lines_are_too_many():
     ax = analyses.plot_allocation(pd.concat([of_rloo.assign(estimator="dr_grpo"), frame], ignore_index=True))
     shown = [label.replace("\u00a0", " ") for label in ax.get_legend_handles_labels()[1]]
     assert shown == ["group mean", "RLOO = Dr. GRPO baseline", "REINFORCE"]
+    # One baseline with other parameters is told apart without colour.
+    first = of_rloo.assign(estimator="token_mean(loo=True)")
+    pair = [first, first.assign(estimator="token_mean", relative_noise=first["relative_noise"] * 1.1)]
+    lines = analyses.plot_allocation(pd.concat(pair, ignore_index=True)).lines
+    lines = [line for line in lines if not line.get_label().startswith("_")]
+    assert [(line.get_linestyle(), line.get_fillstyle()) for line in lines] == [("-", "full"), ("--", "bottom")]
     many = [of_rloo.assign(estimator=f"mine_{at}", relative_noise=0.1 * at) for at in range(1, 21)]
     ax = analyses.plot_allocation(pd.concat([frame, *many], ignore_index=True))
     assert len(ax.get_legend_handles_labels()[1]) == 8

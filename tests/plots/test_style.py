@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgb
 
 from gradstats import plots
 from gradstats.plots import VENUES, save_figure, style
-from gradstats.plots.style import LEAST_CONTRAST, contrast, edge, escaped, ink, muted, palette, paper
+from gradstats.plots.style import LEAST_CONTRAST, contrast, edge, escaped, ink, muted, palette, paper, stroke
 
 
 def test_a_pgf_picture_needs_no_latex_and_is_one_file(tmp_path, monkeypatch):
@@ -99,6 +99,11 @@ def test_every_colour_can_be_seen_on_the_paper(theme):
         assert [muted(0.0), muted(1.0)] == [pytest.approx(paper()), pytest.approx(ink())]
         assert (sum(paper()) > sum(ink())) == (theme == "light")
         assert mpl.rcParams["savefig.facecolor"] == mpl.rcParams["figure.facecolor"]
+
+
+def test_lines_grow_with_the_text():
+    with mpl.rc_context(plots.style("slide")):
+        assert stroke(1.0) == pytest.approx(18 / 8)
 
 
 @pytest.mark.parametrize("name", CASES)

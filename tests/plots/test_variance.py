@@ -264,6 +264,8 @@ def test_rows_of_several_runs_share_a_name_and_have_a_letter_each():
         assert [letter.get_text() for letter in letters] == ["a", "b"] * 3
         assert [letter.get_fontweight() == "bold" for letter in letters] == [True, *[False] * 4, True]
     assert not any(label.get_visible() for label in axes[1].get_yticklabels(minor=True))
+    letters = plot_variance(frame.drop(index=2)).get_yticklabels(minor=True)  # an estimator of one run keeps its letter
+    assert [letter.get_text() for letter in letters] == ["a", "b", "b", "a", "b"]
 
 
 def test_runs_side_by_side_share_names_and_axis():

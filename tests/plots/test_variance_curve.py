@@ -6,6 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from fixture_frames import curves
+from matplotlib.colors import to_rgb
 
 from gradstats import analyses
 
@@ -25,6 +26,9 @@ def test_the_line_the_bands_and_the_marks_are_those_of_the_frame():
     assert by_label["lowest: 0.8 [0.5, 1.3]"].get_xdata()[0] == 0.8
     assert by_label["α within prompts: 1.75"].get_xdata()[0] == 1.75
     np.testing.assert_allclose(by_label["without matching (no interval)"].get_ydata(), frame["ratio"])
+    assert all(len(set(to_rgb(line.get_color()))) == 1 for line in ax.lines)  # grey: lines differ in dashes
+    fits = [str(line._unscaled_dash_pattern) for line in ax.lines if line.get_label().startswith("α")]
+    assert len(set(fits)) == len(fits) == 3
 
 
 def test_an_end_of_the_interval_that_is_cut_has_an_arrow():

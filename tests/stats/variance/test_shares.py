@@ -88,7 +88,7 @@ def test_a_set_of_all_and_a_set_without_weights_are_known_exactly():
     frame = variance_by_length(cut, "recipe:rloo(filter=mask_truncated)", scores, n_bins=4).to_frame()
     last = frame.iloc[3]
     assert [last[f"share_of_gradient{end}"] for end in ("", "_low", "_high")] == [0.0, 0.0, 0.0]
-    assert last["share_of_variance"] == 0.0
+    assert last[["share_of_variance", "scale", "kept_share"]].tolist() == [0.0, 0.0, 0.0]
 
 
 def test_the_interval_of_a_share_lies_between_0_and_1():
