@@ -71,3 +71,11 @@ def warned_compare(*arguments, **keywords):
         warnings.simplefilter("always", UserWarning)
         frame = compare(*arguments, **keywords).to_frame()
     return frame, "\n".join(str(warning.message) for warning in caught)
+
+
+def assert_nested(frame, *names):
+    """Check that simultaneous intervals hold the single ones; both may have infinite ends."""
+    for name in names:
+        columns = [f"{name}_simultaneous_low", f"{name}_low", f"{name}_high", f"{name}_simultaneous_high"]
+        ends = frame[columns].to_numpy(dtype=float)
+        assert (ends[:, :-1] <= ends[:, 1:] + 1e-12).all(), name

@@ -60,23 +60,6 @@ def test_noise_is_the_exact_one_at_measured_and_extrapolated_sizes():
     np.testing.assert_allclose(frame[shared][:4], frame[shared][4:8])
 
 
-def test_a_measured_size_is_the_variance_of_the_comparison():
-    batch, scores = correlated_batch(n_prompts=60, size=8)
-    frame = allocate(batch, ["rloo", "token_mean(loo=True)"], scores, tokens=TOKENS).to_frame()
-    # By default larger groups follow, where they can be extrapolated.
-    assert frame.loc[frame["extrapolated"], ["estimator", "group_size"]].to_numpy().tolist() == [
-        ["rloo", 16],
-        ["rloo", 32],
-    ]
-    frame = frame.loc[~frame["extrapolated"]]
-    compared = quiet_compare(batch, ["rloo", "token_mean(loo=True)"], scores, group_size=[2, 4, 8]).to_frame()
-    by_row = compared.set_index(["estimator", "group_size"])["trace_cov"]
-    for row in frame.to_dict("records"):
-        expected = by_row[row["estimator"], row["group_size"]] * row["group_size"] / (by_row["rloo", 8] * 8)
-        assert row["relative_noise"] == pytest.approx(expected)
-    assert frame.query("estimator == 'rloo' and group_size == 8")["relative_noise_high"].item() == 1.0
-
-
 @pytest.mark.parametrize("label", ["token_mean(loo=True)", "grpo"])
 def test_one_quantity_has_one_interval_whatever_question_shows_it(label):
     batch, scores = correlated_batch(n_prompts=80, size=8)
@@ -95,34 +78,20 @@ def test_one_quantity_has_one_interval_whatever_question_shows_it(label):
 def test_where_few_completions_carry_the_noise_every_answer_leaves_an_end_open():
     batch, scores = correlated_batch(60, 8)
     scores = scores * np.exp(1.4 * np.random.default_rng(1).normal(size=(len(scores), 1)))
-    batch = batch.with_fields(sq_norms=(scores**2).sum(axis=1))
-    answers = {
-        "relative_noise": quietly(allocate, batch, ["rloo"], scores, group_sizes=[2, 4, 16]).to_frame(),
-        "ratio": quiet_compare(batch, ["grpo", "reinforce"], scores, group_size=4).to_frame(),
-        "tokens_saved": quietly(
-            variance_by_group_size, batch, ["grpo", "reinforce"], scores=scores
-        ).equivalents_frame(),
-    }
-    for name, frame in answers.items():
+    batch, labels = batch.with_fields(sq_norms=(scores**2).sum(axis=1)), ["grpo", "reinforce"]
+    allocated = quietly(allocate, batch, ["rloo"], scores, group_sizes=[2, 4, 16]).to_frame()
+    compared = quiet_compare(batch, labels, scores, group_size=4).to_frame()
+    by_size = quietly(variance_by_group_size, batch, labels, scores=scores).equivalents_frame()
+    for frame, name, least, most in (
+        (allocated, "relative_noise", 0.0, np.inf),
+        (compared, "ratio", 0.0, np.inf),
+        (by_size, "tokens_saved", -np.inf, 1.0),
+    ):
         low, high = frame[[f"{name}_low", f"{name}_high"]].to_numpy(dtype=float).T
-        least, most = (-np.inf, 1.0) if name == "tokens_saved" else (0.0, np.inf)
         assert not ((least < low) & (low < high) & (high < most)).any(), name
-        if "within_prompt" in frame:
-            assert np.isinf(frame.loc[frame["within_prompt"].notna(), "within_prompt_high"]).all(), name
+    assert np.isinf(allocated.loc[allocated["within_prompt"].notna(), "within_prompt_high"]).all()
     sentence = quietly(optimal_baselines, batch, scores).sentence()
     assert sentence.startswith("Too few prompts carry the variance to learn from")
-
-
-def test_sketches_in_few_coordinates_and_in_all():
-    batch, scores = correlated_batch(n_prompts=12, size=4)
-    wide = np.concatenate([scores, np.zeros((48, 200))], axis=1)
-    frames = [
-        allocate(batch, ["rloo"], values, tokens=TOKENS, group_sizes=[2, 4, 32], scores_are_sketches=True).to_frame()
-        for values in (wide, wide[:, :60])
-    ]
-    for name in ("relative_noise", "between_prompt"):
-        np.testing.assert_allclose(frames[0][name], frames[1][name], rtol=1e-10)
-    assert (frames[0]["relative_noise_low"] <= frames[0]["relative_noise"]).all()
 
 
 @pytest.mark.slow
@@ -136,13 +105,6 @@ def test_token_level_estimators_from_probes():
     for row in frame.query("group_size < 32").to_dict("records"):
         noise = exact_noise(MANY_DIRECTIONS, row["estimator"], int(row["group_size"]), found.mean_length)
         assert row["relative_noise_low"] - 1e-9 <= noise / reference <= row["relative_noise_high"] + 1e-9
-
-
-def test_an_unresolved_scale_has_no_row_and_a_note():
-    batch, scores = correlated_batch()
-    found = quietly(allocate, batch, ["rloo", "recipe:grpo"], scores, tokens=TOKENS, group_sizes=[4])
-    assert [row.estimator for row in found.rows] == ["rloo"]
-    assert "recipe:grpo at N = 4 has no row: its scale relative to the target is not resolved" in " ".join(found.notes)
 
 
 def test_without_any_row_the_frame_has_its_columns_and_the_sentence_says_so():
@@ -161,54 +123,40 @@ def test_the_best_size_of_rloo_is_the_one_of_least_exact_noise():
     by_size = {n: policy.moments(est.get("rloo"), n) for n in (2, 3)}
     noise = {n: n * moments.within_prompt for n, moments in by_size.items()}
     exact = 1.0 + np.sqrt(2.0 * (noise[2] - noise[3]) / by_size[2].between_prompt)
-    inside = []
+    inside = 0
     for seed in range(12):
         batch, scores, _ = policy.sample(200, 8, rng=seed)
         found = allocate(batch, ["rloo"], scores)
         value, low, high = found.best_size.with_interval(0.95)
-        inside.append(low <= exact <= high)
+        inside += low <= exact <= high
         assert 2.0 <= low <= value <= high
         size = f"{format_estimate(value, low, high)} completions per prompt (95% interval)"
         assert f"the best size of rloo, whatever the tokens, is {size}" in found.notes
-    assert sum(inside) >= 10
+    assert inside >= 10
     # Three completions do not tell v_1 from v_2.
     batch, scores, _ = policy.sample(60, 3, rng=0)
     assert allocate(batch, ["rloo"], scores, group_sizes=[2, 3]).best_size is None
 
 
-def test_a_best_size_that_is_not_known_is_said_not_to_be_at_the_level_of_the_answer():
-    batch, scores = correlated_batch(n_prompts=8, size=8)
-    found = quietly(allocate, batch, ["rloo"], scores)
-    assert np.isnan(found.best_size.with_interval(0.9)[0])
-    notes = registry.get("allocation").answer_of(found, 0.9).notes
-    assert "the best size of rloo, whatever the tokens, is not resolved at 90%: measure more prompts" in notes
-
-
 def test_sizes_of_which_the_tokens_pay_for_no_group_have_no_row():
     batch, scores = correlated_batch(n_prompts=60, size=8)
-    length = batch.lengths.mean()
-    found = allocate(batch, ["rloo"], scores, tokens=5.0 * length)
-    assert found.to_frame()["group_size"].tolist() == [2, 4]
-    assert found.reference_size == 8
+    found = allocate(batch, ["rloo"], scores, tokens=5.0 * batch.lengths.mean())
+    assert (found.to_frame()["group_size"].tolist(), found.reference_size) == ([2, 4], 8)
 
 
 def test_what_cannot_be_allocated_is_refused():
     batch, scores = correlated_batch(n_prompts=5, size=8)
-    with pytest.raises(ValueError, match="tokens=0 must be a positive number"):
-        allocate(batch, ["rloo"], scores, tokens=0)
-    with pytest.raises(ValueError, match=r"tokens=3 is below one group of 2, which takes \d+ completion tokens here"):
-        allocate(batch, ["rloo"], scores, tokens=3)
-    with pytest.raises(ValueError, match=r"group_sizes=\[1, 2\] must be at least 2"):
-        allocate(batch, ["rloo"], scores, tokens=TOKENS, group_sizes=[1, 2])
-    with pytest.raises(ValueError, match="a prompt has a single completion, and groups need two: sample more"):
-        allocate(batch.with_fields(groups=np.arange(40)), ["rloo"], scores, tokens=TOKENS)
-    with pytest.raises(ValueError, match="batch_mean is a batch-level estimator"):
-        allocate(batch, ["batch_mean"], scores, tokens=TOKENS)
-    with pytest.raises(ValueError, match="rloo gives no completion any weight in groups of 8"):
-        allocate(batch.with_fields(rewards=np.ones(40)), ["rloo"], scores, tokens=TOKENS)
-    few = batch.select(np.arange(16))
-    with pytest.raises(ValueError, match="fewer than 3 prompts have 8 completions"):
-        allocate(few, ["rloo"], scores[:16], tokens=TOKENS)
+    for given, label, asked, message in (
+        (batch, "rloo", {"tokens": 0}, "tokens=0 must be a positive number"),
+        (batch, "rloo", {"tokens": 3}, r"tokens=3 is below one group of 2, which takes \d+ completion tokens here"),
+        (batch, "rloo", {"group_sizes": [1, 2]}, r"group_sizes=\[1, 2\] must be at least 2"),
+        (batch.with_fields(groups=np.arange(40)), "rloo", {}, "a prompt has a single completion, and groups need two"),
+        (batch, "batch_mean", {}, "batch_mean is a batch-level estimator"),
+        (batch.with_fields(rewards=np.ones(40)), "rloo", {}, "rloo gives no completion any weight in groups of 8"),
+        (batch.select(np.arange(16)), "rloo", {}, "fewer than 3 prompts have 8 completions"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            allocate(given, [label], scores[: len(given.rewards)], **{"tokens": TOKENS} | asked)
 
 
 @pytest.mark.parametrize(("n_prompts", "noted"), [(49, True), (50, False)])
@@ -219,17 +167,20 @@ def test_few_prompts_are_noted(n_prompts, noted):
 
 
 def test_the_sentence_says_what_to_draw_and_what_other_sizes_cost_where_that_is_resolved():
-    batch, scores = correlated_batch(n_prompts=60, size=4)
+    def allocated(size, estimators, sizes=None):
+        batch, scores = correlated_batch(n_prompts=60, size=size)
+        return quietly(allocate, batch, estimators, scores, tokens=1000, group_sizes=sizes)
 
-    def said(estimators, sizes=None, **asked):
-        return allocate(batch, estimators, scores, tokens=1000, group_sizes=sizes, **asked).sentence()
-
-    assert said(["rloo"], [4]).endswith("With 1,000 tokens, no other split here has less noise than rloo with 4.")
-    assert "No split of 1,000 tokens is shown to beat rloo with 4; the lowest noise is " in said(["rloo"], [2])
-    assert "group_mean" not in said(["group_mean", "rloo"])  # rloo names what equals it
-    assert re.search(r"rloo, 16 completions of .* prompts, extrapolated\)", said(["rloo"], [16]))
-    batch, scores = correlated_batch(n_prompts=60, size=16)
-    found = allocate(batch, ["rloo"], scores, tokens=1000)
+    best = r"The best split \(token_mean\(loo=True\), .*\) needs \d+% more tokens than rloo with 16 for the same noise"
+    for size, estimators, sizes, said in (
+        (4, ["rloo"], [4], r"With 1,000 tokens, no other split here has less noise than rloo with 4\.$"),
+        (4, ["rloo"], [2], "No split of 1,000 tokens is shown to beat rloo with 4; the lowest noise is "),
+        (4, ["group_mean", "rloo"], None, "^(?!.*group_mean)"),  # rloo names what equals it
+        (4, ["rloo"], [16], r"rloo, 16 completions of .* prompts, extrapolated\)"),
+        (16, ["token_mean(loo=True)"], [2], best),
+    ):
+        assert re.search(said, allocated(size, estimators, sizes).sentence())
+    found = allocated(16, ["rloo"])
     noisier = {row.group_size: [one - 1.0 for one in row.relative_noise.with_interval(0.95)] for row in found.rows}
     (first, more), *others = [
         (size, percentage(*ends)) for size, ends in reversed(noisier.items()) if size < 16 and ends[1] > 0.0
@@ -238,10 +189,6 @@ def test_the_sentence_says_what_to_draw_and_what_other_sizes_cost_where_that_is_
     listed = "".join(f", and groups of {size} are {cost} noisier" for size, cost in others)
     end = f"With the same tokens, groups of {first} are {more} noisier than groups of 16{listed}."
     assert found.sentence().endswith(end)
-    best = r"The best split \(token_mean\(loo=True\), .*\) needs \d+% more tokens than rloo with 16 for the same noise"
-    assert re.search(
-        best, quietly(allocate, batch, ["token_mean(loo=True)"], scores, tokens=1000, group_sizes=[2]).sentence()
-    )
 
 
 def pair_halves(batch, scores):

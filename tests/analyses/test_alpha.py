@@ -34,17 +34,14 @@ def measured(n_prompts=30, per_prompt=4, bend=0.0, sampler_temperature=1.0, seed
         metadata={"sampler": {"temperature": sampler_temperature, "top_p": 1.0, "top_k": 0}},
     )
     drift = 0.0 if sampler_temperature == 1.0 else 0.3
-    return SimpleNamespace(
-        rollouts=rollouts,
-        lengths=lengths,
-        sq_norms=sq_norms,
-        sq_norms_by_block=pd.DataFrame({"a": 0.25 * sq_norms, "b": 0.75 * sq_norms}),
-        sketches=None,
-        logprobs=[np.log(0.125) + rng.normal(drift, 0.8, length) for length in lengths],
-        entropy=[np.full(length, np.log(8.0)) for length in lengths],
-        token_energy=[np.full(length, sq_norms.mean() / lengths.mean()) for length in lengths],
-        metadata={"policy": {"temperature": 1.0}},
-    )
+    known = {
+        "sq_norms_by_block": pd.DataFrame({"a": 0.25 * sq_norms, "b": 0.75 * sq_norms}),
+        "logprobs": [np.log(0.125) + rng.normal(drift, 0.8, length) for length in lengths],
+        "entropy": [np.full(length, np.log(8.0)) for length in lengths],
+        "token_energy": [np.full(length, sq_norms.mean() / lengths.mean()) for length in lengths],
+        "metadata": {"policy": {"temperature": 1.0}},
+    }
+    return SimpleNamespace(rollouts=rollouts, lengths=lengths, sq_norms=sq_norms, sketches=None, **known)
 
 
 def test_a_measurement_gets_every_diagnostic():
@@ -81,15 +78,20 @@ def test_a_bend_and_another_temperature_are_reported():
 
 def test_bare_points_state_what_is_unknown():
     report = alpha_report(lengths=POINTS["length"], sq_norms=POINTS["sq_norm"], interval="hc3", confidence_level=0.9)
-    assert "not known" in report.sentences()[0]
+    said = report.sentences()
+    assert "not known" in said[0]
     assert report.on_policy is report.by_block is report.energy_fit is report.uncut_fit is None
-    assert report.within_between is report.summary()["within_between"] is None
-    assert report.interval == "hc3"
+    assert report.within_between is report.summary()["within_between"] is report.summary()["on_policy"] is None
+    assert report.interval == report.to_frame()["interval"].item() == "hc3"
     assert (report.low, report.high) == report.fit.confidence_interval(0.9, "hc3")
-    assert report.to_frame()["interval"].item() == "hc3"
-    assert report.summary()["on_policy"] is None
     # The largest residual of the published points: without it α = 0.707.
-    assert "moves α by at most 0.082 (prompt 24, to 0.707)" in " ".join(report.sentences())
+    assert "moves α by at most 0.082 (prompt 24, to 0.707)" in " ".join(said)
+    few = alpha_report(lengths=[5, 9, 14], sq_norms=[2.0, 3.0, 7.0])  # which keep the fit
+    assert few.curvature is None
+    assert np.isfinite(few.low)
+    assert alpha_report(measured(n_prompts=80), method="theil_sen").influence is None
+    with pytest.raises(ValueError, match="method='rank' is not available here for a fit by 'ols'"):
+        alpha_report(measured(), interval="rank")
 
 
 @pytest.mark.parametrize("interval", ["t", "hc3", "cluster", "bootstrap"])
@@ -118,17 +120,6 @@ def test_influence_in_closed_form_is_refitting(method):
         alone = fit_length_scaling(**{name: np.asarray(v)[rest] for name, v in keywords.items()}, method=method)
         assert row["alpha"] == pytest.approx(alone.alpha, rel=1e-9)
         assert row["change"] == pytest.approx(alone.alpha - report.fit.alpha, abs=1e-9)
-
-
-def test_small_data_leave_diagnostics_out_and_keep_the_fit():
-    report = alpha_report(lengths=[5, 9, 14], sq_norms=[2.0, 3.0, 7.0])
-    assert report.curvature is None
-    assert np.isfinite(report.low)
-    many = measured(n_prompts=80)
-    keywords = {"lengths": many.lengths, "sq_norms": many.sq_norms, "groups": many.rollouts.prompt_id}
-    assert alpha_report(**keywords, method="theil_sen").influence is None
-    with pytest.raises(ValueError, match="method='rank' is not available here for a fit by 'ols'"):
-        alpha_report(**keywords, interval="rank")
 
 
 def test_noise_that_changes_with_length_is_reported_where_the_interval_does_not_allow_for_it():

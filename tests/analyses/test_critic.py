@@ -81,25 +81,29 @@ def test_steps_and_states_after_a_wrong_step_by_hand():
     assert frame["explained_variance"].iloc[-2:].isna().all()
 
 
+@pytest.mark.parametrize(
+    ("fields", "asked", "message"),
+    [
+        ({}, {}, r"needs fitted_values: .*values\.fitted in a run"),
+        ({"values": None}, {"fitted_values": [[0.5], [0.5]]}, r"needs values: .*--set values\.monte_carlo=4"),
+        ({"token_rewards": [[1.0], [0.0]]}, {"fitted_values": [[0.5], [0.5]]}, "rewards by token"),
+        ({}, {"last_step": -1}, "last_step=-1 must be at least 0"),
+    ],
+)
+def test_missing_values_and_rewards_by_token_are_refused(fields, asked, message):
+    batch = Batch([1, 0], [1, 1], ["a", "b"], values=[[0.5], [0.5]])
+    with pytest.raises(ValueError, match=message):
+        critic_quality(batch.with_fields(**fields), **asked)
+
+
 def test_what_cannot_be_estimated_is_missing_with_a_note():
-    batch = Batch([1, 0], [1, 1], ["a", "b"], values=[[0.5], [0.5]], fitted_values=[[0.5], [0.5]])
-    found = critic_quality(batch)
+    two, three = (
+        Batch([1, 0, 1][:n], [1] * n, range(n), values=[[0.5]] * n, fitted_values=[[0.5]] * n) for n in (2, 3)
+    )
+    found = critic_quality(two)
     assert found.to_frame()["bias"].isna().all()
     assert "all: 2 prompts have such states, too few for intervals" in found.notes
-    three = Batch([1, 0, 1], [1, 1, 1], [0, 1, 2], values=[[0.5]] * 3, fitted_values=[[0.5]] * 3)
     assert any("is not resolved" in note for note in critic_quality(three).notes)
-
-
-def test_missing_values_and_rewards_by_token_are_refused():
-    batch = Batch([1, 0], [1, 1], ["a", "b"], values=[[0.5], [0.5]])
-    with pytest.raises(ValueError, match=r"needs fitted_values: .*values\.fitted in a run"):
-        critic_quality(batch)
-    with pytest.raises(ValueError, match=r"needs values: .*--set values\.monte_carlo=4"):
-        critic_quality(batch.with_fields(values=None), fitted_values=[[0.5], [0.5]])
-    with pytest.raises(ValueError, match="rewards by token"):
-        critic_quality(batch.with_fields(token_rewards=[[1.0], [0.0]]), fitted_values=[[0.5], [0.5]])
-    with pytest.raises(ValueError, match="last_step=-1 must be at least 0"):
-        critic_quality(batch, last_step=-1)
 
 
 def test_values_of_a_measurement_may_be_given():

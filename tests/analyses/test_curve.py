@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from comparison_batches import correlated_batch, quietly, sized_batch
+from comparison_batches import assert_nested, correlated_batch, quietly, sized_batch
 
 import gradstats as gs
 from gradstats import estimators as est
@@ -32,19 +32,20 @@ def test_each_row_is_that_of_a_comparison(curve):
         expected = quietly(gs.compare, batch, [labels[at]], scores).to_frame().iloc[0]
         alone = [name for name in expected.index if "simultaneous" not in name and frame[name].dtype.kind == "f"]
         assert {"trace_cov_low", "ratio_high", "matched_ratio", "cosine_low", "matched_bias_share"} <= set(alone)
-        np.testing.assert_allclose(
-            frame[alone].iloc[at].to_numpy(dtype=float), expected[alone].to_numpy(dtype=float), rtol=1e-12, atol=1e-14
-        )
+        found = frame[alone].iloc[at].to_numpy(dtype=float)
+        np.testing.assert_allclose(found, expected[alone].to_numpy(dtype=float), rtol=1e-12, atol=1e-14)
 
 
 def test_simultaneous_bands_contain_the_pointwise_ones(curve):
     frame = curve.to_frame(0.9)
-    for name in ("ratio", "matched_ratio", "cosine", "matched_bias_share"):
-        ends = frame[[f"{name}_simultaneous_low", f"{name}_low", f"{name}_high", f"{name}_simultaneous_high"]]
-        ends = ends.to_numpy(dtype=float)  # some are infinite
-        assert (ends[:, :-1] <= ends[:, 1:] + 1e-12).all(), name
+    assert_nested(frame, "ratio", "matched_ratio", "cosine", "matched_bias_share")
     # But where few prompts carry the tail of the ratio, whose end is then that of lognormal influences.
     assert (frame["ratio_simultaneous_high"] > frame["ratio_high"])[1:7].all()
+    batch, scores = correlated_batch(100, 6)
+    wide = variance_curve(batch, "length_weighted(loo=True)", "alpha", np.linspace(-3.0, 2.0, 11), scores)
+    cost = wide.fits_frame()["ratio_to_lowest"].max() - 1.0
+    assert cost > 0.01
+    assert wide.sentence().endswith(f"; a fitted α takes up to {math.ceil(1000 * cost) / 10:.1f}% more samples.")
 
 
 def test_the_minimiser_and_the_fits(curve):
@@ -66,14 +67,6 @@ def test_the_minimiser_and_the_fits(curve):
     there, best = quietly(gs.compare, batch, pair, scores).to_frame()["trace_cov"]
     assert fits.loc["pooled", "ratio_to_lowest"] == pytest.approx(there / best, rel=1e-3)
     assert f"{curve.minimiser:.3g}" in curve.sentence()
-
-
-def test_a_sentence_says_what_the_fitted_exponents_cost():
-    batch, scores = correlated_batch(100, 6)
-    curve = variance_curve(batch, "length_weighted(loo=True)", "alpha", np.linspace(-3.0, 2.0, 11), scores)
-    cost = curve.fits_frame()["ratio_to_lowest"].max() - 1.0
-    assert cost > 0.01
-    assert curve.sentence().endswith(f"; a fitted α takes up to {math.ceil(1000 * cost) / 10:.1f}% more samples.")
 
 
 def test_a_sentence_says_where_the_interval_is_cut():
@@ -117,32 +110,18 @@ def test_parameters_of_other_estimators_and_recipes(label, parameter, values):
     assert found.fits == {}
 
 
-def test_the_width_of_a_clip_off_policy():
-    policy = EnumeratedPolicy(
-        vocabulary=3, max_length=3, dimension=4, n_prompts=5, rng=0, theta=np.full(4, 0.6), old_theta=np.full(4, 0.4)
-    )
-    batch, _, scores = policy.sample(80, 4, rng=0)
-    found = variance_curve(batch, "recipe:grpo", "clip_width", [0.02, 0.2], scores)
-    narrow, wide = found.to_frame()["trace_cov"]
+def test_the_width_of_a_clip():
+    small = {"vocabulary": 3, "max_length": 3, "dimension": 4, "n_prompts": 5, "rng": 0}
+    off_policy = EnumeratedPolicy(**small, theta=np.full(4, 0.6), old_theta=np.full(4, 0.4))
+    batch, _, scores = off_policy.sample(80, 4, rng=0)
+    narrow, wide = variance_curve(batch, "recipe:grpo", "clip_width", [0.02, 0.2], scores).to_frame()["trace_cov"]
     expected = quietly(gs.compare, batch, ["recipe:grpo(eps_low=0.2, eps_high=0.2)"], scores).to_frame()["trace_cov"]
     assert wide == pytest.approx(expected.item(), rel=1e-12)
     assert narrow != wide
-
-
-def test_clips_that_no_ratio_reaches_do_not_matter():
-    policy = EnumeratedPolicy(vocabulary=3, max_length=3, dimension=4, n_prompts=5, rng=0)
-    batch, _, scores = policy.sample(80, 4, rng=0)
+    batch, _, scores = EnumeratedPolicy(**small).sample(80, 4, rng=0)  # no ratio reaches the clip
     found = variance_curve(batch, "recipe:dr_grpo", "clip_width", [0.1, 0.2, 0.3], scores)
     assert np.isnan(found.minimiser)
     assert found.sentence() == "The variance of recipe:dr_grpo does not depend on clip_width on these completions."
-
-
-def test_lambda_of_gae_takes_the_state_values():
-    policy = EnumeratedPolicy(vocabulary=3, max_length=3, dimension=4, n_prompts=5, rng=0)
-    batch, _, scores = policy.sample(60, 4, rng=0)
-    found = variance_curve(batch, "gae", "lam", [0.0, 0.5, 1.0], scores)
-    expected = quietly(gs.compare, batch, ["gae(lam=0.5)"], scores).to_frame()["trace_cov"]
-    assert found.to_frame()["trace_cov"][1] == pytest.approx(expected.item(), rel=1e-12)
 
 
 def test_group_size_is_compared_at_an_equal_total_of_completions():
@@ -151,10 +130,9 @@ def test_group_size_is_compared_at_an_equal_total_of_completions():
     frame = found.to_frame()
     expected = quietly(gs.compare, batch, ["rloo"], scores, group_size=[2, 4, 8]).to_frame()
     np.testing.assert_allclose(frame["trace_cov"], expected["trace_cov"], rtol=1e-12)
-    assert found.minimiser == [2, 4, 8][int(np.argmin(frame["trace_cov"] * frame["value"]))]
-    low, high = found.confidence_interval()
-    assert {low, high} <= {2.0, 4.0, 8.0}
     total = frame["trace_cov"] * frame["value"]
+    assert found.minimiser == [2, 4, 8][int(np.argmin(total))]
+    assert set(found.confidence_interval()) <= {2.0, 4.0, 8.0}
     np.testing.assert_allclose(frame["per_completion"], total / total.iloc[-1])
     assert (frame["per_completion_low"] < frame["per_completion"])[:2].all()
     short = short_table(registry.get("curve"), frame)  # every row of the reference beside itself is 1
@@ -162,32 +140,17 @@ def test_group_size_is_compared_at_an_equal_total_of_completions():
     assert short.rows[-1].cells[0] == "1" != short.rows[0].cells[0]
 
 
-def test_captions_state_the_group_size_and_the_level(curve):
-    question = registry.get("curve")
-    frame = curve.to_frame(0.8)
-    assert "along alpha, groups of 6 completions, with pointwise 80% intervals over 100" in question.caption(frame)
-    assert "80% pointwise bands" in question.figures[0].caption_of(frame)
-    frame["group_size"] = np.linspace(2.0, 6.0, len(frame))
-    assert "along alpha, groups of several sizes, with" in question.caption(frame)
-
-
-def test_where_the_signal_is_not_resolved_there_is_no_minimiser():
-    batch, scores = correlated_batch(20, 4)
-    found = variance_curve(batch, "length_weighted", "alpha", VALUES, scores)
-    assert np.isnan([found.minimiser, *found.confidence_interval()]).all()
-    assert any("where the variance is lowest is not known" in note for note in found.notes)
-    assert "is not known" in found.sentence()
-
-
-def test_refusals():
-    batch, scores = sized_batch()
-    with pytest.raises(ValueError, match="at least two different finite numbers"):
-        variance_curve(batch, "length_weighted", "alpha", [1.0, 1.0], scores)
-    with pytest.raises(TypeError, match="has no parameter 'delta'"):
-        variance_curve(batch, "length_weighted", "delta", [0.0, 1.0], scores)
+@pytest.mark.parametrize(
+    ("label", "parameter", "values", "error", "message"),
+    [
+        ("length_weighted", "alpha", [1.0, 1.0], ValueError, "at least two different finite numbers"),
+        ("length_weighted", "delta", [0.0, 1.0], TypeError, "has no parameter 'delta'"),
+        ("rloo", "group_size", [2, 2.5], ValueError, r"group_size=2\.5 must be a whole number"),
+        ("kimi", "tau", [-1.0, 1.0], ValueError, "tau must be a finite number above 0"),
+    ],
+)
+def test_refusals(label, parameter, values, error, message):
+    with pytest.raises(error, match=message):
+        variance_curve(sized_batch()[0], label, parameter, values, sized_batch()[1])
     with pytest.raises(ValueError, match="a curve along alpha has one group size"):
-        variance_curve(batch, "length_weighted", "alpha", [0.0, 1.0], scores, group_size=[2, 4])
-    with pytest.raises(ValueError, match=r"group_size=2\.5 must be a whole number"):
-        variance_curve(batch, "rloo", "group_size", [2, 2.5], scores)
-    with pytest.raises(ValueError, match="tau must be a finite number above 0"):
-        variance_curve(batch, "kimi", "tau", [-1.0, 1.0], scores)
+        variance_curve(sized_batch()[0], "length_weighted", "alpha", [0, 1], sized_batch()[1], group_size=[2, 4])

@@ -15,7 +15,6 @@ from command_line import run
 from probed_policies import MANY_DIRECTIONS, probed
 
 from gradstats.analyses import registry
-from gradstats.analyses.declaration import Analysis
 from gradstats.report.analysis_tables import table_of
 from gradstats.report.columns import INDEX
 from gradstats.report.saved_results import read_results
@@ -79,19 +78,6 @@ def answer(name, folder):
         return registry.get(name).call_with_source(registry.get(name).source(folder), **ASKED[name][1])
 
 
-def asked_of_a_type_that_only_checkers_know(measured: Nowhere, *, count: int = 1) -> None:
-    """Ask."""
-
-
-def test_only_the_types_of_options_are_needed():
-    question = Analysis(name="mine", ask=asked_of_a_type_that_only_checkers_know, options=("count",), columns=())
-    assert question.hints == {"count": int}
-
-
-def test_every_question_is_asked_here():
-    assert set(ASKED) == set(registry.names()) == set(registry.questions())
-
-
 def named(frame):
     """The columns of a frame, without the ends of intervals."""
     return {column.removesuffix("_low").removesuffix("_high") for column in frame}
@@ -136,10 +122,7 @@ def test_columns_table_figure_and_repr_are_as_declared(name, folder):
         assert all(column in text for column in found.printed_columns or list(frame)[:1])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name for name in ASKED if name != "plan" and not registry.get(name).figures],
-)
+@pytest.mark.parametrize("name", [name for name in ASKED if name != "plan" and not registry.get(name).figures])
 def test_a_question_without_a_figure_says_so(name, folder):
     with pytest.raises(ValueError, match=f"the question {name!r} has no figure"):
         answer(name, folder).plot()
@@ -189,6 +172,7 @@ def test_its_help_states_the_question_and_every_option(name, monkeypatch, capsys
 
 
 def test_the_questions_are_listed_and_the_nearest_is_proposed(folder, monkeypatch, capsys):
+    assert set(ASKED) == set(registry.names()) == set(registry.questions())
     code, out, _ = run(monkeypatch, capsys, "ask")
     assert code == 0
     for name, question in registry.questions().items():

@@ -29,25 +29,27 @@ def test_length_reward_correlation_is_within_prompts():
 
 def test_prompts_that_vary_in_one_of_the_two_do_not_enter():
     """Four prompts with the correlation −50/√7000 by hand; one never solved, one always, one of a single length."""
-    lengths = [10, 20, 30, 40] * 4
-    rewards = [1, 1, 0, 0, 1, 0, 1, 0, 1, 1, 1, 0, 0, 1, 0, 0]
-    groups = np.repeat(np.arange(4), 4)
+    lengths, rewards = [10, 20, 30, 40] * 4, [1, 1, 0, 0, 1, 0, 1, 0, 1, 1, 1, 0, 0, 1, 0, 0]
+    groups = [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
     # Sums of squared deviations: 500 a prompt for lengths; 1, 1, 3/4, 3/4 for rewards; products −20, −10, −15, −5.
     alone = length_reward_correlation(lengths=lengths, rewards=rewards, groups=groups)
     assert alone.correlation == pytest.approx(-50 / np.sqrt(2000 * 3.5), rel=1e-12)
-    others = length_reward_correlation(
-        lengths=[*lengths, 100, 8000, 500, 7, 9, 2000, 5, 5, 5],
-        rewards=[*rewards, 0.1, 0.1, 0.1, 1, 1, 1, 0, 1, 1],
-        groups=[*groups, 4, 4, 4, 5, 5, 5, 6, 6, 6],
-    )
+    lengths, rewards = [*lengths, 100, 8000, 500, 7, 9, 2000, 5, 5, 5], [*rewards, 0.1, 0.1, 0.1, 1, 1, 1, 0, 1, 1]
+    others = length_reward_correlation(lengths=lengths, rewards=rewards, groups=groups + [4] * 3 + [5] * 3 + [6] * 3)
     assert (others.correlation, others.stderr) == (alone.correlation, alone.stderr)
     assert (others.n_prompts, others.n) == (4, 16)
 
 
-def test_length_reward_correlation_without_variation_is_nan_with_a_reason():
+def test_without_variation_it_is_nan_with_a_reason():
+    lengths, groups = [1, 2, 3, 4], [0, 0, 1, 1]
     with pytest.warns(UserWarning, match="differ in both length and reward for only 0 of the prompts"):
-        result = length_reward_correlation(lengths=[1, 2, 3, 4], rewards=[1, 1, 0, 0], groups=[0, 0, 1, 1])
-    assert np.isnan(result.correlation)
+        assert np.isnan(length_reward_correlation(lengths=lengths, rewards=[1, 1, 0, 0], groups=groups).correlation)
+    with pytest.warns(UserWarning, match="sample more prompts"):
+        result = length_reward_correlation(lengths=lengths, rewards=[1, 0, 0, 0], groups=groups)
+    assert result.sentence() == (
+        "The correlation of length and reward within prompts cannot be estimated: only 1 prompt has completions that "
+        "differ in both."
+    )
     with pytest.raises(TypeError, match="give a measurement, or all of"):
         length_reward_correlation(lengths=[1])
     with pytest.raises(ValueError, match="got 2, 1 and 2"):
@@ -61,33 +63,11 @@ def test_the_sentence_states_the_direction_only_where_it_is_resolved():
     assert length_reward_correlation(unrelated).sentence().startswith("Whether longer answers")
 
 
-def test_a_correlation_that_cannot_be_estimated_is_said_to_be_so():
-    with pytest.warns(UserWarning, match="sample more prompts"):
-        result = length_reward_correlation(lengths=[1, 2, 3, 4], rewards=[1, 0, 0, 0], groups=[0, 0, 1, 1])
-    assert result.sentence() == (
-        "The correlation of length and reward within prompts cannot be estimated: only 1 prompt has completions that "
-        "differ in both."
-    )
-
-
-def test_the_level_of_its_interval_must_be_a_probability():
-    batch, _ = correlated_batch()
-    with pytest.raises(ValueError, match="^confidence_level=2 must lie between 0 and 1"):
-        length_reward_correlation(batch).sentence(2.0)
-
-
-def test_reward_and_length_are_relative_to_their_prompt():
+def test_the_figure_is_relative_to_prompts_and_states_the_correlation():
     frame = completions("ordinary")
-    ax = plot_length_reward(frame)
-    at = np.asarray(ax.collections[0].get_offsets())
+    found = length_reward_correlation(lengths=frame["length"], rewards=frame["reward"], groups=frame["prompt_id"])
+    ax = plot_length_reward(frame, correlation=found)
     means = frame.groupby("prompt_id")[["length", "reward"]].transform("mean")
-    np.testing.assert_allclose(at, frame[["length", "reward"]] - means)
-
-
-def test_the_correlation_is_written_with_its_interval():
-    frame = completions("ordinary")
-    correlation = length_reward_correlation(lengths=frame["length"], rewards=frame["reward"], groups=frame["prompt_id"])
-    low, high = correlation.confidence_interval()
-    numbers = [f"{number:.2f}".replace("-", "−") for number in (correlation.correlation, low, high)]
-    ax = plot_length_reward(frame, correlation=correlation)
+    np.testing.assert_allclose(np.asarray(ax.collections[0].get_offsets()), frame[["length", "reward"]] - means)
+    numbers = [f"{number:.2f}".replace("-", "−") for number in (found.correlation, *found.confidence_interval())]
     assert ax.get_title(loc="left") == "correlation {} [{}, {}]".format(*numbers)

@@ -34,7 +34,12 @@ def log():
     return Log(frame.assign(log_ratio=logs, n_ratios=length, abs_gap=0.02 * length, n_capped=1.0, n_outside=0.0), "six")
 
 
-def test_without_any_token_nothing_is_said_of_their_share(log):
+def test_rewards_of_many_values_are_binned(log):
+    many = Log(log.frame.assign(reward=np.linspace(-1, 1, len(log.frame))), "many")
+    rows = log_lengths(many).by_reward
+    assert [row.n for row in rows] == [160, 160, 160]
+    assert rows[0].rewards == (-1.0, pytest.approx(-1 / 3, abs=0.01))
+    # Without any token nothing is said of their share.
     assert "tokens" not in silent_groups(Log(log.frame.assign(length=0.0), "empty")).sentence()
     assert "% of tokens" in silent_groups(log).sentence()
 
@@ -55,13 +60,6 @@ def test_bins_of_length_are_means_over_their_completions(log):
         assert row.mean_length.value == pytest.approx(here["length"].mean())
     assert re.match(r"Longer completions of a group earn less \(correlation within groups −0.\d+ ", found.sentence())
     assert re.search(r"\. 1\d\.\d% are cut off: \d+\.\d% with reward 0, \d\.\d% with reward 1\.$", found.sentence())
-
-
-def test_rewards_of_many_values_are_binned(log):
-    many = Log(log.frame.assign(reward=np.linspace(-1, 1, len(log.frame))), "many")
-    rows = log_lengths(many).by_reward
-    assert [row.n for row in rows] == [160, 160, 160]
-    assert rows[0].rewards == (-1.0, pytest.approx(-1 / 3, abs=0.01))
 
 
 def test_the_mismatch_is_that_of_the_ratios(log):

@@ -40,17 +40,14 @@ COSINE, SHARE, POSITIVE = (-1.0, 1.0), (0.0, 1.0), (0.0, INF)
         ((NAN, 57.7, INF), "≥ 57", r"$\geq 57$"),
         ((NAN, NAN, 3.0), "≤ 3", r"$\leq 3$"),
         ((0.15, -INF, 0.62), "0.15 [≤ 0.62]", r"$0.15\ [\leq 0.62]$"),
-        ((203.0, 30.0, INF), "200 [≥ 30]", r"$200\ [\geq 30]$"),
         ((119.3, 60.5, 1565.9), "120 [60, 1,570]", r"$119^{+1{,}400}_{-59}$"),
         ((0.42, 0.013, 13.4), "0.42 [0.013, 13.4]", "$0.42^{+13}_{-0.41}$"),
         ((0.9999, 0.9983, 1.0), "0.99990 [0.99830, 1.00000]", "$0.9999^{+0.0001}_{-0.0016}$"),
         ((0.0031, 2.4e-188, 3.97e182), "0.0031 [≥ 0.0000]", r"$0.0031\ [\geq 0.0000]$"),
         ((0.31, 6.8e-6, 1.0), "0.31 [0.00, 1.00]", "$0.31^{+0.69}_{-0.31}$"),
-        ((0.74, 4e-13, 1.0), "0.74 [0.00, 1.00]", "$0.74^{+0.26}_{-0.74}$"),
         ((0.0006, 0.0, 0.0298), "0.001 [0, 0.030]", r"$0.001^{+0.029}_{-0.001}$"),
         # Without limits an estimate outside of its interval shows which end was cut; bounds are rounded outwards.
         ((-0.004, 0.0, 0.017), "≤ 0.017", r"$\leq 0.017$"),
-        ((1.004, 0.97, 1.0), "≥ 0.97", r"$\geq 0.97$"),
         ((1.2, 0.9998, 1.0), "≥ 0.9998", r"$\geq 0.9998$"),  # a cosine whose interval starts there is not above 1
         ((NAN, NAN, 0.12301), "≤ 0.13", r"$\leq 0.13$"),
         ((NAN, NAN, 0.1 + 0.2), "≤ 0.3", r"$\leq 0.3$"),  # not 0.301
@@ -118,7 +115,6 @@ def test_rounding_of_float32_is_not_printed_as_an_interval():
     ("triple", "wide", "narrow"),
     [
         ((0.7887, 0.475, 1.102), r"$0.79 \pm 0.31$", r"$0.79_{\pm 0.31}$"),
-        ((1.305, 1.067, 1.596), r"$1.30^{+0.29}_{-0.24}$", r"$1.30^{+0.29}_{-0.24}$"),
         ((NAN, 0.2, 0.9), r"$[0.20, 0.90]$", r"$[0.20, 0.90]$"),
         ((NAN, 1234.5, 5678.0), r"$[1{,}200, 5{,}700]$", r"$[1{,}200, 5{,}700]$"),
         ((4.79e-6, NAN, NAN), r"$4.79 \cdot 10^{-6}$", r"$4.79 \cdot 10^{-6}$"),
@@ -127,8 +123,6 @@ def test_rounding_of_float32_is_not_printed_as_an_interval():
         ((NAN, 2e-5, 6.01e-5), r"$[2.0, 6.0] \cdot 10^{-5}$", r"$[2.0, 6.0] \cdot 10^{-5}$"),
         ((NAN, NAN, 1e-9), r"$\leq 10^{-9}$", r"$\leq 10^{-9}$"),
         ((NAN, 3.21e7, INF), r"$\geq 3.2 \cdot 10^{7}$", r"$\geq 3.2 \cdot 10^{7}$"),
-        ((0.0, 0.0, 0.0), "$0$", "$0$"),
-        ((NAN, NAN, NAN), "--", "--"),
     ],
 )
 def test_latex_saves_space_and_writes_no_number_with_an_e(triple, wide, narrow):
@@ -180,11 +174,6 @@ def test_a_ratio_that_is_not_known_to_any_power_of_ten_is_not_resolved():
     assert displayable_interval(1.0, 1e-4, 1e4, POSITIVE) == (1.0, 1e-4, 1e4)
     assert displayable_interval(1.0, 1e-9, 3.0, POSITIVE) == (1.0, 1e-9, 3.0)
     assert format_estimate(2.17, 0.0443, 1.4e7, limits=POSITIVE) == "2.2 [≥ 0.044]"
-
-
-def test_readable_leaves_what_is_known_as_it_is():
-    assert displayable_interval(0.7, 0.6, 0.8, SHARE) == (0.7, 0.6, 0.8)
-    assert displayable_interval(NAN, 0.6, 1.0, SHARE)[1] == 0.6
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,8 @@ import pytest
 
 from gradstats.analyses.points import load_points
 
-FRAME = pd.DataFrame(
-    {
-        "length": [3, 5, 8],
-        "sq_norm": [1.0, 2.0, 4.0],
-        "prompt_id": ["007", "7", "NA"],
-        "truncated": [False, True, False],
-    }
-)
+NAMES = ["007", "7", "NA"]  # prompts named by numbers stay names: "007" is not "7"
+FRAME = pd.DataFrame({"length": [3, 5, 8], "sq_norm": [1.0, 2.0, 4.0], "prompt_id": NAMES, "truncated": [0, 1, 0]})
 
 
 def as_text(kind: str) -> str:
@@ -31,7 +25,7 @@ def as_text(kind: str) -> str:
 def assert_the_points(points):
     np.testing.assert_array_equal(points["lengths"], FRAME["length"])
     np.testing.assert_array_equal(points["sq_norms"], FRAME["sq_norm"])
-    assert points["groups"].tolist() == ["007", "7", "NA"]
+    assert points["groups"].tolist() == NAMES
     assert points["truncated"].tolist() == [False, True, False]
 
 
@@ -76,27 +70,14 @@ def test_a_damaged_table_is_named(tmp_path, kind):
         load_points(path)
 
 
-def test_a_row_without_a_prompt_is_refused(tmp_path):
-    FRAME.assign(prompt_id=["a", None, "b"]).to_parquet(tmp_path / "points.parquet")
-    with pytest.raises(ValueError, match="row 2 of .* has no prompt_id"):
-        load_points(tmp_path / "points.parquet")
-
-
 def test_points_are_read_with_what_the_file_has(tmp_path):
-    frame = pd.DataFrame({"length": [3, 5, 8], "sq_norm": [1.0, 2.0, 4.0]})
-    frame.to_csv(tmp_path / "bare.csv", index=False)
+    FRAME[["length", "sq_norm"]].to_csv(tmp_path / "bare.csv", index=False)
     bare = load_points(tmp_path / "bare.csv")
     assert set(bare) == {"lengths", "sq_norms", "groups"}
     assert bare["groups"] is None
-    np.testing.assert_array_equal(bare["lengths"], [3, 5, 8])
-    np.testing.assert_array_equal(bare["sq_norms"], [1.0, 2.0, 4.0])
-    # Prompts named by numbers stay names: "007" is not "7".
-    frame.assign(prompt_id=["007", "7", "7"], truncated=[0, 1, 0]).to_csv(tmp_path / "full.csv", index=False)
-    full = load_points(tmp_path / "full.csv")
-    assert full["groups"].tolist() == ["007", "7", "7"]
-    assert full["truncated"].tolist() == [False, True, False]
-
-
-def test_points_that_do_not_exist_are_named(tmp_path):
+    np.testing.assert_array_equal(bare["sq_norms"], FRAME["sq_norm"])
+    FRAME.assign(prompt_id=["a", None, "b"]).to_parquet(tmp_path / "points.parquet")
+    with pytest.raises(ValueError, match="row 2 of .* has no prompt_id"):
+        load_points(tmp_path / "points.parquet")
     with pytest.raises(FileNotFoundError, match=r"absent\.csv does not exist: give a table"):
         load_points(tmp_path / "absent.csv")

@@ -13,7 +13,7 @@ from measured_by_hand import measured_by_hand
 from power_laws import noisy_power_law
 
 import gradstats as gs
-from gradstats.analyses.printed import ReprMixin, estimates_with_intervals, printed_sentences, records
+from gradstats.analyses.printed import ReprMixin, estimates_with_intervals, printed_sentences
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,21 +54,17 @@ def test_a_long_result_says_how_much_is_left_out():
     printed = str(Answer(n=23))
     assert "… and 3 further rows: see to_frame()" in printed
     assert len(printed.splitlines()) == 1 + 20 + 1 + 2
-
-
-def test_a_notebook_shows_a_table_with_escaped_sentences():
-    shown = Answer()._repr_html_()
+    shown = Answer()._repr_html_()  # as in a notebook, with escaped sentences
     assert shown.startswith("<table")
     assert "<td>0.5 [−0.5, 1.5]</td>" in shown
     assert "<p>note: a &lt; b</p>" in shown
 
 
 def test_ends_without_an_estimate_are_an_interval():
-    frame = pd.DataFrame(
-        {"length_low": [3, 5], "length_high": [4, 9], "value": [1.0, 2.0], "low": [0.0, 1.0], "high": 3.0}
-    )
-    written = estimates_with_intervals(frame)
-    assert written.to_dict("list") == {"length": ["[3, 4]", "[5, 9]"], "value": ["1.0 [0, 3.0]", "2.0 [1.0, 3.0]"]}
+    ends = {"length_low": [3, 5], "length_high": [4, 9]}
+    frame = pd.DataFrame({**ends, "value": [1.0, 2.0], "low": [0.0, 1.0], "high": 3.0})
+    written = estimates_with_intervals(frame).to_dict("list")
+    assert written == {"length": ["[3, 4]", "[5, 9]"], "value": ["1.0 [0, 3.0]", "2.0 [1.0, 3.0]"]}
 
 
 @pytest.mark.parametrize("ask", [lambda fit: fit, gs.stats.mundlak_test, gs.stats.curvature_test])
@@ -89,14 +85,5 @@ def test_measurements_and_rollouts_are_a_line():
 
 
 def test_a_result_that_passes_a_verdict_prints_it():
-    assert printed_sentences(SimpleNamespace(verdict=lambda: "Consistent.", notes=["few"])) == [
-        "Consistent.",
-        "note: few",
-    ]
-
-
-def test_each_row_is_a_dictionary_with_text_keys():
-    assert records(pd.DataFrame({"name": ["a", "b"], 1: [0.5, 2.0]})) == [
-        {"name": "a", "1": 0.5},
-        {"name": "b", "1": 2.0},
-    ]
+    given = SimpleNamespace(verdict=lambda: "Consistent.", notes=["few"])
+    assert printed_sentences(given) == ["Consistent.", "note: few"]

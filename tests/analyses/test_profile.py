@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gradstats.analyses.profile import CHOICE, HEAVIEST, LONG, PROFILE_QUANTITIES, heaviest_share, profile_policy
+from gradstats.analyses.profile import heaviest_share, profile_policy
 from gradstats.analyses.variance import compare
 from gradstats.measurement import Measurement
 from gradstats.rollouts import Rollouts
@@ -19,21 +19,13 @@ REWARDS = [1.0, 0.0, 1.0, 0.0, 1.0, 1.0]
 
 def measurement(lengths=LENGTHS, rewards=REWARDS, sq_norms=SQ_NORMS, entropy=None, logprobs=None, sum_sq=None):
     """Six completions of three prompts, with scores in random directions."""
-    rollouts = Rollouts.from_sequences(
-        [[1]] * len(lengths), [[2] * length for length in lengths], rewards, np.arange(len(lengths)) // 2
-    )
-    directions = np.random.default_rng(0).normal(size=(len(lengths), 32))
-    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    n = len(lengths)
+    rollouts = Rollouts.from_sequences([[1]] * n, [[2] * length for length in lengths], rewards, np.arange(n) // 2)
+    directions = np.random.default_rng(0).normal(size=(n, 32))
+    directions *= np.sqrt(sq_norms)[:, None] / np.linalg.norm(directions, axis=1, keepdims=True)
     nothing = [np.zeros(length) for length in lengths]
-    return Measurement(
-        rollouts,
-        pd.DataFrame({"all": sq_norms}),
-        directions * np.sqrt(sq_norms)[:, None],
-        nothing if logprobs is None else logprobs,
-        nothing if entropy is None else entropy,
-        nothing if sum_sq is None else sum_sq,
-        nothing,
-    )
+    of_tokens = (nothing if one is None else one for one in (logprobs, entropy, sum_sq, None))
+    return Measurement(rollouts, pd.DataFrame({"all": sq_norms}), directions, *of_tokens)
 
 
 def quietly(measured, call=profile_policy):
@@ -41,19 +33,6 @@ def quietly(measured, call=profile_policy):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return call(measured)
-
-
-def test_headings_state_the_thresholds():
-    heading = PROFILE_QUANTITIES["top16_share"]  # which stands in tables without the row n_long
-    assert f"top {HEAVIEST} of {LONG}+ tokens" in heading
-    assert f"above {CHOICE} nats" in PROFILE_QUANTITIES["share_above_half_nat"]
-
-
-def test_counts_and_means():
-    profile = quietly(measurement())
-    assert (profile.n_prompts, profile.n_sequences, profile.n_long) == (3, 6, 0)
-    assert profile.median_length == 4.0
-    assert profile.mean_reward == pytest.approx(4 / 6)
 
 
 def test_entropy_is_averaged_over_tokens_and_choices_are_counted_above_half_a_nat():
@@ -105,9 +84,6 @@ def test_heaviest_share_of_long_completions():
     profile = quietly(measurement(lengths=lengths, logprobs=logprobs, sum_sq=sum_sq))
     assert profile.n_long == 2
     assert profile.top16_share == pytest.approx((16 / 32 + 16 / 160) / 2)
-
-
-def test_heaviest_share_by_hand():
     assert heaviest_share(np.array([1.0, 5.0, 2.0, 2.0]), count=2) == pytest.approx(0.7)
     assert heaviest_share(np.array([1.0, 5.0]), count=16) == 1.0
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gradstats as gs
-from gradstats.analyses.ratios import clipped_share, clipping_recipes, without_clip
+from gradstats.analyses.ratios import clipped_share, without_clip
 from gradstats.estimators import Batch, Recipe, recipes
 from tests.off_policy import turned_policy
 
@@ -23,51 +23,32 @@ def batch(**fields: np.ndarray) -> Batch:
     )  # fmt: skip
 
 
-def test_a_token_clip():
-    share = clipped_share(recipes.get("grpo"), batch(token_energy=ENERGY))
-    # A > 0 and ρ > 1.2: 1.5 of the first, 4 of the last; A < 0 and ρ < 0.8: 0.5 of the second, 0.7 of the third.
-    assert share.clipped_tokens.value == pytest.approx(4 / 10)
-    assert share.clipped_completions.value == 1.0
-    assert share.removed_of == "token_energy"
-    assert share.removed_share.value == pytest.approx((1 + 5 + 8 + 9) / (6 + 15 + 15 + 19))
+SQUARES = np.array([1.0, 2.0, 3.0, 4.0])
+DUAL = Recipe("group_mean", ratio="token_clip(eps_low=0.9, eps_high=9, dual_clip=1.4)")
 
 
-def test_a_wider_clip_and_a_dual_clip():
-    wider = clipped_share(recipes.get("dapo"), batch())
-    assert wider.clipped_tokens.value == pytest.approx(4 / 10)
-    assert clipped_share(recipes.get("grpo", eps_high=0.6, eps_low=0.4), batch()).clipped_tokens.value == 0.2
-    dual = Recipe("group_mean", ratio="token_clip(eps_low=0.9, eps_high=9, dual_clip=1.4)")
-    assert clipped_share(dual, batch()).clipped_tokens.value == pytest.approx(1 / 10)
-
-
-def test_without_token_energies_a_token_clip_removes_an_unknown_share():
-    share = clipped_share(recipes.get("grpo"), batch(sq_norms=np.arange(1.0, 5.0)))
-    assert share.removed_of == "unknown"
-    assert np.isnan(share.removed_share.value)
-    assert np.isnan(share.record(0.95)["removed_share_low"])
-
-
-def test_a_clip_of_completions():
-    squares = np.array([1.0, 2.0, 3.0, 4.0])
-    share = clipped_share(recipes.get("gspo"), batch(sq_norms=squares))
-    # Geometric means 0.94, 0.91, 0.84, 2: the last three are clipped, the first lies on the side of its advantage.
-    assert share.clipped_completions.value == pytest.approx(3 / 4)
-    assert share.clipped_tokens.value == pytest.approx(7 / 10)
-    assert share.removed_of == "sq_norms"
-    assert share.removed_share.value == pytest.approx(9 / 10)
-
-
-def test_a_clipped_weight_removes_nothing():
-    share = clipped_share(recipes.get("cispo"), batch(token_energy=ENERGY))
-    # Outside [0.8, 1.2]: 1.5 and 0.5; 1.5 and 0.5; 0.7; 4.
-    assert share.clipped_tokens.value == pytest.approx(6 / 10)
-    assert share.removed_share.value == 0.0
-
-
-def test_without_an_advantage_nothing_is_clipped():
-    equal = batch().with_fields(rewards=np.ones(4))
-    share = clipped_share(recipes.get("dr_grpo"), equal)
-    assert share.clipped_tokens.value == 0.0
+@pytest.mark.parametrize(
+    ("recipe", "known", "tokens", "completions", "removed_of", "removed"),
+    [
+        # A > 0 and ρ > 1.2: 1.5 of the first, 4 of the last; A < 0 and ρ < 0.8: 0.5 of the second, 0.7 of the third.
+        (recipes.get("grpo"), {"token_energy": ENERGY}, 4 / 10, 1.0, "token_energy", (1 + 5 + 8 + 9) / 55),
+        (recipes.get("grpo"), {"sq_norms": SQUARES}, 4 / 10, 1.0, "unknown", np.nan),
+        (recipes.get("grpo", eps_high=0.6, eps_low=0.4), {}, 2 / 10, 0.5, "unknown", np.nan),
+        (recipes.get("dapo"), {}, 4 / 10, 1.0, "unknown", np.nan),
+        (DUAL, {}, 1 / 10, 0.25, "unknown", np.nan),
+        # Geometric means 0.94, 0.91, 0.84, 2: the last three are clipped, the first is on the side of its advantage.
+        (recipes.get("gspo"), {"sq_norms": SQUARES}, 7 / 10, 3 / 4, "sq_norms", 9 / 10),
+        # A clipped weight removes nothing. Outside [0.8, 1.2]: 1.5 and 0.5; 1.5 and 0.5; 0.7; 4.
+        (recipes.get("cispo"), {"token_energy": ENERGY}, 6 / 10, 1.0, "token_energy", 0.0),
+    ],
+)
+def test_shares_that_are_clipped_by_hand(recipe, known, tokens, completions, removed_of, removed):
+    share = clipped_share(recipe, batch(**known))
+    assert share.clipped_tokens.value == pytest.approx(tokens)
+    assert share.clipped_completions.value == pytest.approx(completions)
+    assert share.removed_of == removed_of
+    assert share.removed_share.value == pytest.approx(removed, nan_ok=True)
+    assert np.isnan(share.record(0.95)["removed_share_low"]) == np.isnan(removed)
 
 
 def test_intervals_leave_each_prompt_out():
@@ -96,90 +77,66 @@ def test_an_opened_recipe_weights_by_the_ratio_alone():
     assert clipped_share(truncated, batch()).clipped_completions.value == pytest.approx(1 / 4)
 
 
-def test_the_recipes_that_clip():
-    names = clipping_recipes()
-    assert {"ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo"} <= set(names)
-    assert not {"rloo", "kimi_k15", "rloo_is", "opo"} & set(names)
-
-
 @pytest.fixture(scope="module")
-def batch_of_diagnostics() -> Batch:
+def drawn() -> Batch:
     return turned_policy().sample(60, 4, rng=0)[0]
 
 
-def test_the_three_ratios(batch_of_diagnostics: Batch):
-    assert batch_of_diagnostics.logprobs is not None
-    assert batch_of_diagnostics.old_logprobs is not None
-    frame = gs.ratio_diagnostics(batch_of_diagnostics).to_frame().query("not by_length").set_index("ratio")
-    log_ratio = np.where(
-        batch_of_diagnostics.mask, batch_of_diagnostics.logprobs - batch_of_diagnostics.old_logprobs, 0.0
-    )
+def test_the_three_ratios(drawn: Batch):
+    frame = gs.ratio_diagnostics(drawn).to_frame().query("not by_length").set_index("ratio")
+    log_ratio = np.where(drawn.mask, drawn.logprobs - drawn.old_logprobs, 0.0)
     product = np.exp(log_ratio.sum(axis=1))
     values = {
-        "token": np.exp(log_ratio[batch_of_diagnostics.mask]),
+        "token": np.exp(log_ratio[drawn.mask]),
         "product": product,
-        "geometric_mean": product ** (1 / batch_of_diagnostics.lengths),
+        "geometric_mean": product ** (1 / drawn.lengths),
     }
     for name, ratios in values.items():
         row = frame.loc[name]
-        assert row["n"] == ratios.size
-        assert row["n_prompts"] == 60
+        assert (row["n"], row["n_prompts"]) == (ratios.size, 60)
         assert row["mean"] == pytest.approx(ratios.mean())
         assert row["variance"] == pytest.approx(ratios.var())
         assert row["chi_squared"] == pytest.approx(np.mean((ratios - 1) ** 2))
         assert row["effective_sample_size"] == pytest.approx(ratios.sum() ** 2 / (ratios**2).sum())
-
-
-def test_by_length(batch_of_diagnostics: Batch):
-    assert batch_of_diagnostics.logprobs is not None
-    assert batch_of_diagnostics.old_logprobs is not None
-    found = gs.ratio_diagnostics(batch_of_diagnostics, n_bins=3)
-    frame = found.to_frame().query("by_length and ratio == 'product'")
-    assert frame["n"].sum() == 240
-    assert np.all(frame["length_low"].to_numpy()[1:] > frame["length_high"].to_numpy()[:-1])
-    first = frame.iloc[0]
-    inside = (batch_of_diagnostics.lengths >= first["length_low"]) & (
-        batch_of_diagnostics.lengths <= first["length_high"]
-    )
-    ratios = np.exp((batch_of_diagnostics.logprobs - batch_of_diagnostics.old_logprobs).sum(axis=1)[inside])
-    assert first["chi_squared"] == pytest.approx(np.mean((ratios - 1) ** 2))
+    found = gs.ratio_diagnostics(drawn, n_bins=3)
+    by_length = found.to_frame().query("by_length and ratio == 'product'")
+    assert by_length["n"].sum() == 240
+    assert np.all(by_length["length_low"].to_numpy()[1:] > by_length["length_high"].to_numpy()[:-1])
+    first = by_length.iloc[0]
+    inside = (drawn.lengths >= first["length_low"]) & (drawn.lengths <= first["length_high"])
+    assert first["chi_squared"] == pytest.approx(np.mean((product[inside] - 1) ** 2))
     assert found.confidence_interval(0.9)[0] < found.product.effective_sample_size.value
 
 
-def test_clipping_names_what_could_not_be_evaluated(batch_of_diagnostics: Batch):
-    found = gs.ratio_diagnostics(batch_of_diagnostics.with_fields(values=None, token_energy=None))
+def test_clipping_names_what_could_not_be_evaluated(drawn: Batch):
+    without = drawn.with_fields(values=None, token_energy=None)
+    found = gs.ratio_diagnostics(without)
     frame = found.clipping_frame()
     assert {"grpo", "dapo", "gspo", "cispo"} <= set(frame["recipe"])
     assert "ppo" not in set(frame["recipe"])
     assert any(note.startswith("ppo is left out: ") and "values" in note for note in found.notes)
     assert any("measure with --set measurement.token_probes" in note and "grpo" in note for note in found.notes)
     assert frame.set_index("recipe").loc["gspo", "removed_of"] == "sq_norms"
-
-
-def test_chosen_recipes(batch_of_diagnostics: Batch):
-    found = gs.ratio_diagnostics(batch_of_diagnostics, ["dapo", gs.recipes.get("grpo", eps_high=0.5)])
-    assert list(found.clipping_frame()["recipe"]) == ["dapo", gs.recipes.get("grpo", eps_high=0.5).label]
+    chosen = ["dapo", gs.recipes.get("grpo", eps_high=0.5)]
+    labels = gs.ratio_diagnostics(drawn, chosen).clipping_frame()["recipe"]
+    assert list(labels) == ["dapo", chosen[1].label]
     with pytest.raises(ValueError, match="needs values"):
-        gs.ratio_diagnostics(batch_of_diagnostics.with_fields(values=None), ["ppo"])
+        gs.ratio_diagnostics(without, ["ppo"])
 
 
-def test_ratios_that_overflow_are_named(batch_of_diagnostics: Batch):
-    far = batch_of_diagnostics.with_fields(old_logprobs=np.where(batch_of_diagnostics.mask, -400.0, 0.0))
-    found = gs.ratio_diagnostics(far)
+def test_what_is_refused_or_named(drawn: Batch):
+    with pytest.raises(ValueError, match="ratios need the log-probabilities of sampler and scorer"):
+        gs.ratio_diagnostics(drawn.with_fields(old_logprobs=None))
+    with pytest.raises(ValueError, match="n_bins=0 must be at least 1"):
+        gs.ratio_diagnostics(drawn, n_bins=0)
+    found = gs.ratio_diagnostics(drawn.with_fields(old_logprobs=np.where(drawn.mask, -400.0, 0.0)))
     assert "overflows" in found.notes[0]
     assert np.isfinite(found.product.effective_sample_size.value)
 
 
-def test_what_is_refused(batch_of_diagnostics: Batch):
-    with pytest.raises(ValueError, match="ratios need the log-probabilities of sampler and scorer"):
-        gs.ratio_diagnostics(batch_of_diagnostics.with_fields(old_logprobs=None))
-    with pytest.raises(ValueError, match="n_bins=0 must be at least 1"):
-        gs.ratio_diagnostics(batch_of_diagnostics, n_bins=0)
-
-
-def test_the_figure_is_of_policies_that_differ(batch_of_diagnostics: Batch):
-    ax = gs.ratio_diagnostics(batch_of_diagnostics, n_bins=2).plot()
+def test_the_figure_is_of_policies_that_differ(drawn: Batch):
+    ax = gs.ratio_diagnostics(drawn, n_bins=2).plot()
     assert len(ax.get_xticks()) > 0
-    same = batch_of_diagnostics.with_fields(old_logprobs=batch_of_diagnostics.logprobs)
+    same = drawn.with_fields(old_logprobs=drawn.logprobs)
     with pytest.raises(ValueError, match="the two policies count as one"):
         gs.ratio_diagnostics(same, n_bins=2).plot()

@@ -9,12 +9,13 @@ from gradstats import estimators as est
 from gradstats.analyses import implied_shift
 
 
-def test_implied_shift_of_asymmetric_is_its_delta():
-    batch, _ = correlated_batch()
-    for delta in (-0.1, 0.3):
-        result = implied_shift(batch, est.asymmetric(delta=delta))
-        assert result.delta.value == pytest.approx(delta)
-        np.testing.assert_allclose(result.confidence_interval(), [delta, delta])
+@pytest.mark.parametrize("delta", [-0.1, 0.3])
+def test_implied_shift_of_asymmetric_is_its_delta(delta):
+    result = implied_shift(correlated_batch()[0], est.asymmetric(delta=delta))
+    assert result.delta.value == pytest.approx(delta)
+    np.testing.assert_allclose(result.confidence_interval(), [delta, delta])
+    shown = f"{delta}".replace("-", "−")
+    assert f" lies {shown} from the group mean, like asymmetric with this δ (90% interval" in result.sentence(0.9)
 
 
 @pytest.mark.parametrize("label", ["rloo", "group_mean", "grpo", "max_rl", "recipe:grpo", "recipe:dapo(loo=True)"])
@@ -40,26 +41,20 @@ def test_implied_shift_of_a_length_weighted_baseline():
     assert result.to_frame()["delta"].item() == result.delta.value
 
 
-def test_implied_shift_refusals():
-    batch, _ = correlated_batch(n_prompts=2)
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("pass_at_k", r"pass_at_k has no single baseline in units of the reward, .*\(baseline: best of the others"),
+        ("reinforce_pp", r"reinforce_pp has no single baseline .*\(.*divided by: batch token std"),
+        ("discounted(gamma=0.9)", r"has no single baseline .*\(its advantages differ from token to"),
+        ("remax", "remax needs greedy_rewards"),
+    ],
+)
+def test_implied_shift_refusals(label, message):
+    with pytest.raises(ValueError, match=message):
+        implied_shift(correlated_batch()[0], label)
     with pytest.raises(ValueError, match="at least 3 prompts, got 2"):
-        implied_shift(batch, "rloo")
-    batch = correlated_batch()[0]
-    refused = r"has no single baseline in units of the reward, and so no shift \("
-    with pytest.raises(ValueError, match=rf"pass_at_k {refused}baseline: best of the others"):
-        implied_shift(batch, "pass_at_k")
-    with pytest.raises(ValueError, match=rf"reinforce_pp {refused}.*divided by: batch token std"):
-        implied_shift(batch, "reinforce_pp")
-    with pytest.raises(ValueError, match=rf"discounted\(gamma=0.9\) {refused}its advantages differ from token to"):
-        implied_shift(batch, "discounted(gamma=0.9)")
-    with pytest.raises(ValueError, match="remax needs greedy_rewards"):
-        implied_shift(batch, "remax")
-
-
-def test_the_sentence_gives_the_shift_with_its_interval():
-    sentence = implied_shift(correlated_batch()[0], est.asymmetric(delta=-0.1)).sentence(0.9)
-    assert sentence.startswith("The baseline of asymmetric lies −0.1 from the group mean")
-    assert "90% interval, 200 prompts" in sentence
+        implied_shift(correlated_batch(n_prompts=2)[0], "rloo")
 
 
 def test_a_recipe_has_the_shift_of_what_it_subtracts():
@@ -77,15 +72,10 @@ def test_a_recipe_has_the_shift_of_what_it_subtracts():
 
 def test_a_token_level_estimator_with_one_baseline_per_completion_has_a_shift():
     batch, _ = correlated_batch()
-    greedy = np.full(len(batch.rewards), 0.25)
-    result = implied_shift(batch.with_fields(greedy_rewards=greedy), "remax")
+    result = implied_shift(batch.with_fields(greedy_rewards=np.full(len(batch.rewards), 0.25)), "remax")
     by_group = np.bincount(batch.group_index, weights=batch.rewards) / batch.group_sizes
     assert result.delta.value == pytest.approx(0.25 - by_group.mean())
-
-
-def test_without_any_advantage_nothing_is_by_construction():
-    batch, _ = correlated_batch()
-    result = implied_shift(batch.with_fields(rewards=np.ones(len(batch.rewards))), "rloo")
+    result = implied_shift(batch.with_fields(rewards=np.ones(len(batch.rewards))), "rloo")  # without any advantage
     assert (result.delta.value, result.by_construction) == (0.0, False)
 
 

@@ -100,14 +100,13 @@ def test_a_planted_outlier_is_named():
     row = int(np.flatnonzero(np.bincount(batch.group_index, batch.rewards)[batch.group_index] == 2)[3])
     scores[row] *= 12
     found = spike(batch, scores, prompts_per_batch=8, max_grad_norm=0.5)
-    first = found.rows[0]
+    first, said = found.rows[0], found.sentence()
     assert (first.prompt, first.completion, first.length) == (batch.groups[row], row, batch.lengths[row])
     assert found.by_prompt[0].prompt == batch.groups[row]
     assert first.share > 0.6
     assert found.explained.deviations > 10  # by the other prompts; by all 1.9
-    said = found.sentence()
-    assert f"Completion {row} of prompt {batch.groups[row]} makes" in said
     assert said.startswith("The largest of 5 batches of 8 prompts has ‖ĝ‖² = ")
+    assert f"Completion {row} of prompt {batch.groups[row]} makes" in said
     assert "standard deviations above; clipping leaves" in said
     whole = spike(batch, scores, prompts_per_batch=40)
     assert np.isnan(whole.explained.deviations)
@@ -164,14 +163,14 @@ def test_what_cannot_be_asked_is_refused(given, message, drawn):
 
 
 def test_without_any_gradient_it_is_said(drawn):
-    rewards = np.asarray(drawn[0].rewards) * (np.asarray(drawn[0].group_index) < 1)
-    silent = spike(Batch(rewards, [2] * 18, drawn[0].group_index), drawn[1], prompts_per_batch=1, max_grad_norm=1.0)
-    other = next(one.batch for one in silent.batches if not one.squared_norm)
-    asked = spike(Batch(rewards, [2] * 18, drawn[0].group_index), drawn[1], prompts_per_batch=1, batch=other)
-    assert "Completion" in silent.sentence()
-    assert "Completion" not in asked.sentence()
+    given, scores, *_ = drawn
+    silent = given.with_fields(rewards=np.asarray(given.rewards) * (given.group_index < 1))
+    found = spike(silent, scores, prompts_per_batch=1, max_grad_norm=1.0)
+    other = next(one.batch for one in found.batches if not one.squared_norm)
+    asked = spike(silent, scores, prompts_per_batch=1, batch=other)
+    assert ["Completion" in one.sentence() for one in (found, asked)] == [True, False]
     with pytest.raises(ValueError, match="rloo has no gradient here: every weight is 0"):
-        spike(Batch([1.0] * 18, [2] * 18, drawn[0].group_index), drawn[1])
+        spike(given.with_fields(rewards=np.ones(18)), scores)
     frame = pd.DataFrame({"step": [0, 0, 1, 1], "prompt": 0, "group": [0, 0, 1, 1], "reward": 1.0})
     with pytest.raises(ValueError, match="no group of the log has a gradient"):
         spike(Log(frame, "equal"))

@@ -29,15 +29,9 @@ def policy():
     """A random model that ends an answer after some ten tokens."""
     tokenizer = tiny_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    config = PhiConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=40,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=2048,
-    )
+    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
     torch.manual_seed(0)
+    config = PhiConfig(vocab_size=len(tokenizer), max_position_embeddings=2048, **sizes)
     model = AutoModelForCausalLM.from_config(config).double().eval()
     with torch.no_grad():
         model.lm_head.bias[tokenizer.convert_tokens_to_ids("<|im_end|>")] += 1.5
@@ -92,13 +86,9 @@ def test_exactly_the_users_tokens_are_masked(script, policy, rows):
 
 
 def test_log_probabilities_are_those_of_the_whole_sequence(policy, rows):
-    for prompt, completion, recorded, mask in zip(
-        ids(rows, "prompt_tokens"),
-        ids(rows, "completion_tokens"),
-        rows["sampler_logprobs"],
-        rows["completion_mask"],
-        strict=True,
-    ):
+    tokens = (ids(rows, "prompt_tokens"), ids(rows, "completion_tokens"))
+    known = (rows["sampler_logprobs"], rows["completion_mask"])
+    for prompt, completion, recorded, mask in zip(*tokens, *known, strict=True):
         with torch.no_grad():
             logits = policy.model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
         exact = logits.log_softmax(dim=-1).gather(1, torch.tensor(completion)[:, None])[:, 0].numpy()

@@ -32,10 +32,7 @@ def test_reward_gradient_and_values_are_those_of_the_reference(task, theta):
         policy = task.enumerated(theta[run])
         assert_allclose(task.expected_reward(log_pi)[run], policy.probabilities @ policy.rewards)
         assert_allclose(task.true_gradient(log_pi)[run], policy.gradient, atol=1e-12)
-        row = {
-            (prompt, tokens): at
-            for at, (prompt, tokens) in enumerate(zip(policy.prompts, policy.trajectories, strict=True))
-        }
+        row = {one: at for at, one in enumerate(zip(policy.prompts, policy.trajectories, strict=True))}
         for prompt in range(3):
             at = [row[prompt, sequence] for sequence in task.sequences]
             assert_allclose(probabilities[run, prompt], 3 * policy.probabilities[at])
@@ -129,15 +126,13 @@ def test_the_common_curve_is_found_and_the_right_unit_has_no_spread(script):
     units = pd.DataFrame({name: [10.0, 40.0] for name in script.UNITS})
     units["exact_adam"] = [30.0, 30.0]
     units.index = pd.MultiIndex.from_tuples([("a", 4), ("b", 4)])
-    rows = [
-        {"optimizer": "sgd", "rate": "tuned", "estimator": label, "group_size": 4, "prompts": n,
-         "steps": 3.0 * (1.0 + 0.5 * units.loc[(label, 4), "critical_batch"] / n)}
-        for label in "ab" for n in (2, 8, 32)
-    ]  # fmt: skip
-    rows = [row | {"steps_low": row["steps"] / 1.1**1.96, "steps_high": row["steps"] * 1.1**1.96} for row in rows]
-    found = script.spreads(pd.DataFrame(rows), units).set_index("unit")
-    assert_allclose(found.loc["critical_batch", ["spread", "largest"]].astype(float), 1.0, atol=1e-4)
-    assert_allclose(found.loc["critical_batch", ["least_steps", "factor_of_unit"]].astype(float), [3.0, 0.5], rtol=1e-4)
+    arms = [("sgd", "tuned", label, 4, n) for label in "ab" for n in (2, 8, 32)]
+    frame = pd.DataFrame(arms, columns=["optimizer", "rate", "estimator", "group_size", "prompts"])
+    frame["steps"] = 3.0 * (1.0 + 0.5 * frame["estimator"].map({"a": 10.0, "b": 40.0}) / frame["prompts"])
+    frame = frame.assign(steps_low=frame["steps"] / 1.1**1.96, steps_high=frame["steps"] * 1.1**1.96)
+    found = script.spreads(frame, units).set_index("unit")
+    right, columns = found.loc["critical_batch"], ["spread", "largest", "least_steps", "factor_of_unit"]
+    assert_allclose(right[columns].astype(float), [1.0, 1.0, 3.0, 0.5], rtol=1e-4)
     assert found.loc["prompts", "spread"] > 1.4
     assert_allclose(found["of_chance"], 1.1, rtol=1e-4)
     assert_allclose(found.loc["prompts", "spread"], found.loc["exact_adam", "spread"])
@@ -165,7 +160,7 @@ def test_finished_arms_are_not_trained_again(script, prepared, monkeypatch):
     monkeypatch.setattr(script, "BATCHES", (64, 256))
     monkeypatch.setattr(script, "CHOOSING", 2)
     monkeypatch.setattr(script, "REPORTED", 4)
-    trained, train_arm = [], script.train_arm
+    trained, rates, train_arm = [], {}, script.train_arm
 
     def fail_at_the_second(task, optimizer, arm, n_prompts, *rest):
         if len(trained) == 1:
@@ -180,18 +175,12 @@ def test_finished_arms_are_not_trained_again(script, prepared, monkeypatch):
     assert trained == [("sgd", 64)]
     assert len(first["theory"]["steps"]) == 4
     assert first["tuned"]["learning_rate"] == pytest.approx(first["factor"] * first["theory"]["learning_rate"])
-    monkeypatch.setattr(script, "train_arm", lambda *given: trained.append(given[1:4:2]) or {})
-    script.train_arms(prepared, 1)
-    assert trained[1:] == [("sgd", 256), ("adam", 64), ("adam", 256)]
-
-
-def test_the_rate_follows_theory(script, prepared, monkeypatch):
-    rates = {}
     monkeypatch.setattr(script, "train_arm", lambda *given: rates.update({given[1:4:2]: given[4]}) or {})
     script.train_arms(prepared, 1)
-    # The unit is the mean of 30 and 50 prompts.
-    assert rates["sgd", 8] == pytest.approx(6.0 / (1.0 + 40.0 / 8.0))
-    assert rates["adam", 8] == pytest.approx(6.0 / (1.0 + 40.0 / 8.0) ** 0.5)
+    assert list(rates) == [("sgd", 256), ("adam", 64), ("adam", 256)]
+    # The rate follows theory: the unit is the mean of 30 and 50 prompts.
+    assert rates["sgd", 256] == pytest.approx(6.0 / (1.0 + 40.0 / 256.0))
+    assert rates["adam", 64] == pytest.approx(6.0 / (1.0 + 40.0 / 64.0) ** 0.5)
 
 
 def test_the_page_states_what_the_committed_tables_say(script):

@@ -76,25 +76,22 @@ def test_each_step_is_adams_on_a_mini_batch_of_whole_prompts(script, drawn, tmp_
 
 
 def test_what_it_cannot_follow_is_refused(script, drawn, tmp_path):
-    (tmp_path / "there").mkdir()
-    with pytest.raises(SystemExit, match="there exists: remove it, or choose another folder"):
-        script.main("embedded", drawn, tmp_path / "there")
-    with pytest.raises(SystemExit, match="--steps is 7, and .* holds 6 prompts"):
-        script.main("embedded", drawn, tmp_path / "out", steps=7)
-    with pytest.raises(SystemExit, match="--clip is 2: it lies between 0 and 1"):
-        script.main("embedded", drawn, tmp_path / "out", clip=2.0)
-    with pytest.raises(SystemExit, match="--epochs is 0"):
-        script.main("embedded", drawn, tmp_path / "out", epochs=0)
+    there, out, table = tmp_path / "there", tmp_path / "out", gs.read_rollouts(drawn)
+    there.mkdir()
     earlier = gs.load_policy("embedded", revision="step-1000")
     earlier.model.save_pretrained(tmp_path / "earlier")
     earlier.tokenizer.save_pretrained(tmp_path / "earlier")
-    with pytest.raises(SystemExit, match="earlier did not draw"):
-        script.main(str(tmp_path / "earlier"), drawn, tmp_path / "out")
-    table = gs.read_rollouts(drawn)
     table.select(range(1, 24)).to_parquet(tmp_path / "uneven.parquet")
-    with pytest.raises(SystemExit, match="groups of several sizes"):
-        script.main("embedded", tmp_path / "uneven.parquet", tmp_path / "out")
     gs.Rollouts(table.frame.drop(columns="sampler_logprobs")).to_parquet(tmp_path / "bare.parquet")
-    with pytest.raises(SystemExit, match="holds no log-probabilities of its sampler"):
-        script.main("embedded", tmp_path / "bare.parquet", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    for policy, rollouts, folder, asked, message in (
+        ("embedded", drawn, there, {}, "there exists: remove it, or choose another folder"),
+        ("embedded", drawn, out, {"steps": 7}, "--steps is 7, and .* holds 6 prompts"),
+        ("embedded", drawn, out, {"clip": 2.0}, "--clip is 2: it lies between 0 and 1"),
+        ("embedded", drawn, out, {"epochs": 0}, "--epochs is 0"),
+        (str(tmp_path / "earlier"), drawn, out, {}, "earlier did not draw"),
+        ("embedded", tmp_path / "uneven.parquet", out, {}, "groups of several sizes"),
+        ("embedded", tmp_path / "bare.parquet", out, {}, "holds no log-probabilities of its sampler"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            script.main(policy, rollouts, folder, **asked)
+    assert not out.exists()

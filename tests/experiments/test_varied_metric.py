@@ -51,9 +51,14 @@ def run(tmp_path_factory):
     return path
 
 
+def slope(logs, column, length="length"):
+    return np.polyfit(logs[length], logs[column], 1)[0] / 2
+
+
 def test_norms_are_those_of_autograd_under_each_metric(script, run, moments, tmp_path, capsys):
-    script.main(run, "adam(eps=1e-8)", moments, run.with_name("euclidean"), prompts=3, out=tmp_path / "out")
-    points = pd.read_csv(tmp_path / "out" / "points.csv", dtype={"prompt_id": str})
+    out = tmp_path / "out"
+    script.main(run, "adam(eps=1e-8)", moments, run.with_name("euclidean"), prompts=3, out=out)
+    points = pd.read_csv(out / "points.csv", dtype={"prompt_id": str})
     assert (len(points), points["prompt_id"].nunique()) == (36, 3)
     policy = gs.load_policy("embedded")
     frame = gs.read_rollouts(run).frame.astype({"prompt_id": str}).set_index(["prompt_id", "sample_id"])
@@ -67,54 +72,50 @@ def test_norms_are_those_of_autograd_under_each_metric(script, run, moments, tmp
         first = len(completion.prompt_tokens)
         logprobs = policy.model(tokens[None]).logits[0, first - 1 : -1].log_softmax(dim=-1)
         score = logprobs.gather(1, tokens[first:, None]).sum()
-        gradients = torch.autograd.grad(score, list(chosen.values()))
+        gradients = dict(zip(chosen, torch.autograd.grad(score, list(chosen.values())), strict=True))
         for which, (second, eps) in metrics.items():
-            parts = [
-                (gradient.double() / (second[name].double().sqrt() + eps)).square().sum()
-                for name, gradient in zip(chosen, gradients, strict=True)
-            ]
-            assert_allclose(points.loc[(*row.Index, which), "sq_norm"], float(sum(parts)), rtol=1e-3)
-    logs = {which: np.log(points.xs(which, level="metric")[["length", "sq_norm"]]).to_numpy().T for which in metrics}
-    slopes = {which: np.polyfit(*log, 1)[0] / 2 for which, log in logs.items()}
+            scaled = [gradients[name].double() / (second[name].double().sqrt() + eps) for name in chosen]
+            expected = sum(float(one.square().sum()) for one in scaled)
+            assert_allclose(points.loc[(*row.Index, which), "sq_norm"], expected, rtol=1e-3)
+
+    logs = np.log(points[["length", "sq_norm"]])
+    slopes = {which: slope(logs.xs(which, level="metric"), "sq_norm") for which in metrics}
     said = capsys.readouterr().out.splitlines()[-2:]
     for line, which in zip(said, ("other metric", "other second moments"), strict=True):
         assert line.startswith(f"{which}: ")
         pair = [float(value) for value in re.findall(r"alpha=([\d.]+)", line)]
         assert pair == pytest.approx([slopes[which], slopes["of the run"]])
-    blocks = pd.read_csv(tmp_path / "out" / "blocks.csv").set_index(["metric", "block"])
-    for which, slope in slopes.items():
-        assert blocks.loc[(which, "total"), "alpha"] == pytest.approx(slope)
+    blocks = pd.read_csv(out / "blocks.csv").set_index(["metric", "block"])
+    for which, expected in slopes.items():
+        assert blocks.loc[(which, "total"), "alpha"] == pytest.approx(expected)
         assert blocks.loc[which, "share_of_sq_norm"].drop("total").sum() == pytest.approx(1.0)
+
     adam, plain = (gs.read_measurement(one) for one in (run, run.with_name("euclidean")))
-    logs = pd.DataFrame({"length": adam.lengths, "prompt": adam.rollouts.prompt_id})
-    logs["adam"], logs["plain"] = adam.sq_norms, plain.sq_norms_by_block.filter(like="layers.").sum(axis=1)
-    logs["layer"] = plain.sq_norms_by_block["layers.1"]
-    columns = ["length", "adam", "plain", "layer"]
-    logs[columns] = np.log(logs[columns].astype(float))
-
-    def slope(frame, column):
-        return np.polyfit(frame["length"], frame[column], 1)[0] / 2
-
-    differences = pd.read_csv(tmp_path / "out" / "differences.csv").set_index("block")
+    of_layers = plain.sq_norms_by_block.filter(like="layers.")
+    measured = {"adam": adam.sq_norms, "plain": of_layers.sum(axis=1)}
+    measured |= {"adam_layer": adam.sq_norms_by_block["layers.1"], "plain_layer": of_layers["layers.1"]}
+    logs = np.log(pd.DataFrame({"length": adam.lengths} | {name: np.asarray(one) for name, one in measured.items()}))
+    inside = logs - logs.groupby(np.asarray(adam.rollouts.prompt_id)).transform("mean")
+    differences = pd.read_csv(out / "differences.csv").set_index("block")
     assert list(differences.index) == [*adam.sq_norms_by_block, "total", "total, within prompts"]
-    assert differences.loc["total", "difference"] == pytest.approx(slope(logs, "adam") - slope(logs, "plain"))
-    of_layer = np.polyfit(logs["length"], np.log(adam.sq_norms_by_block["layers.1"].to_numpy(float)), 1)[0] / 2
-    assert differences.loc["layers.1", "difference"] == pytest.approx(of_layer - slope(logs, "layer"))
-    inside = logs[columns] - logs.groupby("prompt")[columns].transform("mean")
-    within = slope(inside, "adam") - slope(inside, "plain")
-    assert differences.loc["total, within prompts", "difference"] == pytest.approx(within)
+    for block, (of, ending) in {
+        "total": (logs, ""),
+        "layers.1": (logs, "_layer"),
+        "total, within prompts": (inside, ""),
+    }.items():
+        expected = slope(of, f"adam{ending}") - slope(of, f"plain{ending}")
+        assert differences.loc[block, "difference"] == pytest.approx(expected), block
     assert (differences["difference_simultaneous_low"] < differences["difference_low"]).all()
     assert (differences["difference_low"] < differences["difference"]).all()
-    table = pd.read_csv(tmp_path / "out" / "moments.csv").set_index("part")
+
+    table = pd.read_csv(out / "moments.csv").set_index("part").loc["layers"]
     own, other = (torch.cat([one[name].flatten().double() for name in chosen]).numpy() for one in (own, other))
-    assert table.loc["layers", "coordinates"] == len(own)
-    assert table.loc["layers", "below_1e-05"] == pytest.approx(np.mean(np.sqrt(own) < 1e-5))
-    assert 0 < table.loc["layers", "other_below_1e-05"] == pytest.approx(np.mean(np.sqrt(other) < 1e-5))
     some = (own > 0) & (other > 0)
-    assert table.loc["layers", "correlation"] == pytest.approx(
-        np.corrcoef(np.log(own[some]), np.log(other[some]))[0, 1]
-    )
-    manifest = read_json(tmp_path / "out" / "manifest.json")
+    assert table["coordinates"] == len(own)
+    assert table["below_1e-05"] == pytest.approx(np.mean(np.sqrt(own) < 1e-5))
+    assert 0 < table["other_below_1e-05"] == pytest.approx(np.mean(np.sqrt(other) < 1e-5))
+    assert table["correlation"] == pytest.approx(np.corrcoef(np.log(own[some]), np.log(other[some]))[0, 1])
+    manifest = read_json(out / "manifest.json")
     assert (manifest["run"], manifest["n_prompts"]) == ("adam", 3)
     assert [one["eps"] for one in manifest["metrics"].values()] == [1e-5, 1e-8, 1e-5]
     assert [one["source"] == "drawn at random" for one in manifest["metrics"].values()] == [False, False, True]

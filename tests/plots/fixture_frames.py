@@ -50,16 +50,13 @@ def curves(shape: str) -> pd.DataFrame:
     for quantity in ("matched_ratio", "cosine", "matched_bias_share"):
         frame[f"{quantity}_simultaneous_low"] = 0.9 * frame[f"{quantity}_low"]
         frame[f"{quantity}_simultaneous_high"] = 1.1 * frame[f"{quantity}_high"]
-    fits = {"pooled": 1.09, "within prompts": 1.75, "of the mean": 1.1}
-    frame.attrs |= {
-        "curve": LONG if shape == "long names" else "length_weighted(loo=True)",
-        "parameter": "alpha",
-        "reference": "rloo",
-        "minimiser": None if shape == "nan intervals" else 0.8,
-        "minimiser_low": 0.5,
-        "minimiser_high": 1.3,
-        "fits": [] if shape == "empty" else [{"fit": name, "value": value} for name, value in fits.items()],
-    }
+    fits = [
+        {"fit": name, "value": at} for name, at in (("pooled", 1.09), ("within prompts", 1.75), ("of the mean", 1.1))
+    ]
+    lowest = {"minimiser": None if shape == "nan intervals" else 0.8, "minimiser_low": 0.5, "minimiser_high": 1.3}
+    curve = LONG if shape == "long names" else "length_weighted(loo=True)"
+    about = {"curve": curve, "parameter": "alpha", "reference": "rloo", "fits": [] if shape == "empty" else fits}
+    frame.attrs |= about | lowest
     return frame
 
 
@@ -69,8 +66,8 @@ def group_sizes(shape: str) -> pd.DataFrame:
     frames = [pd.DataFrame({"estimator": names(shape), "group_size": size}) for size in sizes]
     frame = with_intervals(pd.concat(frames, ignore_index=True), ("trace_cov", "matched_ratio"), shape)
     frame.attrs["reference"] = "rloo"
-    for column in ("trace_cov", "trace_cov_low", "trace_cov_high"):
-        frame[column] = frame[column] / frame["group_size"] * 100.0
+    columns = ["trace_cov", "trace_cov_low", "trace_cov_high"]
+    frame[columns] = frame[columns].div(frame["group_size"] / 100.0, axis=0)
     return frame
 
 
@@ -78,9 +75,14 @@ def prompt_parts(shape: str) -> pd.DataFrame:
     """A frame as returned by variance_components(); one between-prompt component is negative."""
     frame = pd.DataFrame({"estimator": names(shape), "group_size": 4})
     frame = with_intervals(frame, ("within_prompt", "between_prompt"), shape, 100.0)
-    for column in ("between_prompt", "between_prompt_low", "between_prompt_high"):
-        frame[column] = 0.3 * frame[column] - 40.0
+    columns = ["between_prompt", "between_prompt_low", "between_prompt_high"]
+    frame[columns] = 0.3 * frame[columns] - 40.0
     return frame
+
+
+def of_blocks(found: list[str], shape: str) -> pd.DataFrame:
+    frame = with_intervals(pd.DataFrame({"block": found}), ("alpha",), shape, 0.6)
+    return frame.assign(share_of_sq_norm=np.linspace(0.001, 0.1, len(frame)))
 
 
 def blocks(shape: str) -> pd.DataFrame:
@@ -88,47 +90,32 @@ def blocks(shape: str) -> pd.DataFrame:
     usual = ["embedding", *(f"layers.{at}" for at in range(4)), "final norm", "total"]
     long = [f"model.layers.{at}.self_attn.a_projection_with_a_long_name.weight" for at in range(3)]
     many = ["embedding", *(f"layers.{at}" for at in range(28)), "total"]
-    found = {"empty": [], "one row": ["total"], "thirty": many, "long names": long}.get(shape, usual)
-    frame = with_intervals(pd.DataFrame({"block": found}), ("alpha",), shape, 0.6)
-    frame["share_of_sq_norm"] = 1.0 / max(len(frame), 1)
-    return frame
+    found = {"empty": [], "one row": ["total"], "thirty": many, "long names": long}
+    return of_blocks(found.get(shape, usual), shape)
 
 
 def parameter_blocks(shape: str) -> pd.DataFrame:
     """The same with one block per parameter."""
-    kinds = [
-        "self_attn.q_proj",
-        "self_attn.k_proj",
-        "self_attn.o_proj",
-        "mlp.up_proj",
-        "mlp.down_proj",
-        "input_layernorm",
-    ]
+    kinds = [*(f"self_attn.{letter}_proj" for letter in "qko"), "mlp.up_proj", "mlp.down_proj", "input_layernorm"]
     layers = {"thirty": 30, "one row": 1}.get(shape, 4)
     found = [f"model.layers.{layer}.{kind}.weight" for layer in range(layers) for kind in kinds]
     found = ["model.embed_tokens.weight", *found, "total"]
     if shape == "long names":
         found = [name.replace("mlp", "mlp.an_expert_with_a_name_of_some_length") for name in found]
-    found = found[: {"empty": 0, "one row": 1}.get(shape, len(found))]
-    frame = with_intervals(pd.DataFrame({"block": found}), ("alpha",), shape, 0.6)
-    frame["share_of_sq_norm"] = np.linspace(0.001, 0.1, len(frame))
-    return frame
+    return of_blocks(found[: {"empty": 0, "one row": 1}.get(shape, len(found))], shape)
 
 
 def tokens(shape: str) -> pd.DataFrame:
     """Token energies along traces."""
-    rng = np.random.default_rng(0)
+    rng, n = np.random.default_rng(0), 1 if shape == "one row" else 120
     found = {"thirty": [f"t{at}" for at in range(30)], "long names": [LONG, LONG + "2"], "one row": ["t"], "empty": []}
-    frames = []
-    for name in found.get(shape, ["a", "b", "c"]):
-        n = 1 if shape == "one row" else 120
-        frames.append(pd.DataFrame({"sequence": name, "position": np.arange(n), "energy": rng.lognormal(0, 2, n)}))
-    columns = pd.DataFrame({"sequence": [], "position": [], "energy": []})
-    frame = pd.concat(frames, ignore_index=True) if frames else columns
-    frame["energy_low"], frame["energy_high"] = 0.5 * frame["energy"], 1.5 * frame["energy"]
-    if shape == "nan intervals":
-        frame["energy_low"] = frame["energy_high"] = np.nan
-    return frame
+    frames = [
+        pd.DataFrame({"sequence": name, "position": np.arange(n), "energy": rng.lognormal(0, 2, n)})
+        for name in found.get(shape, ["a", "b", "c"])
+    ]
+    frame = pd.concat(frames or [pd.DataFrame({"sequence": [], "position": [], "energy": []})], ignore_index=True)
+    known = np.nan if shape == "nan intervals" else 1.0
+    return frame.assign(energy_low=0.5 * known * frame["energy"], energy_high=1.5 * known * frame["energy"])
 
 
 def proxies(shape: str) -> pd.DataFrame:
@@ -174,8 +161,7 @@ def completions(shape: str) -> pd.DataFrame:
 
 def length_bins(shape: str) -> pd.DataFrame:
     """Noise to signal by bins of length."""
-    edges = np.array([10, 20, 40, 80, 160, 320])
-    frames = []
+    edges, frames = np.array([10, 20, 40, 80, 160, 320]), []
     for name in names(shape, 2):
         frame = pd.DataFrame({"estimator": name, "length_low": edges[:-1], "length_high": edges[1:]})
         frames.append(with_intervals(frame, ("noise_to_signal",), shape, 1000.0))
@@ -188,10 +174,11 @@ def length_bins(shape: str) -> pd.DataFrame:
 
 def shares(shape: str) -> pd.DataFrame:
     """Shares of the expected gradient by success rate; one estimator's is not resolved."""
-    frames = []
-    for name in names(shape, 3):
-        frame = pd.DataFrame({"estimator": name, "success_low": [0.0, 0.25, 0.5], "success_high": [0.25, 0.5, 0.99]})
-        frames.append(with_intervals(frame, ("share_of_gradient",), shape, 0.3))
+    bins = {"success_low": [0.0, 0.25, 0.5], "success_high": [0.25, 0.5, 0.99]}
+    frames = [
+        with_intervals(pd.DataFrame({"estimator": name, **bins}), ("share_of_gradient",), shape, 0.3)
+        for name in names(shape, 3)
+    ]
     if not frames:
         empty = pd.DataFrame({"estimator": [], "success_low": [], "success_high": []})
         return with_intervals(empty, ("share_of_gradient",), shape)

@@ -23,40 +23,29 @@ def test_measured_sizes_are_filled_and_extrapolated_ones_open():
         np.testing.assert_array_equal(filled[in_words(label)].get_ydata(), measured["relative_noise"])
     (guessed,) = [line for line in ax.lines if line.get_markerfacecolor() == "none" and len(line.get_xdata())]
     np.testing.assert_array_equal(guessed.get_ydata(), frame.query("group_size == 32")["relative_noise"])
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["2\n(500)", "4\n(250)", "8\n(125)", "32\n(31.2)"]
     assert ax.get_legend_handles_labels()[1] == ["group mean", "RLOO", "REINFORCE"]
-
-
-def test_many_prompts_are_written_in_full():
-    frame = allocation("ordinary")
-    ax = analyses.plot_allocation(frame.assign(n_prompts=frame["n_prompts"] * 16.4))
-    ticks = [label.get_text() for label in ax.get_xticklabels()]
-    assert ticks == ["2\n(8,200)", "4\n(4,100)", "8\n(2,050)", "32\n(512)"]
-
-
-def test_one_baseline_with_other_parameters_is_told_apart_without_colour():
-    frame = allocation("ordinary")
-    first = frame.loc[frame["estimator"] == "rloo"].assign(estimator="token_mean(loo=True)")
-    other = first.assign(estimator="token_mean", relative_noise=first["relative_noise"] * 1.1)
-    ax = analyses.plot_allocation(pd.concat([first, other], ignore_index=True))
-    lines = [line for line in ax.lines if not line.get_label().startswith("_")]
-    assert [(line.get_linestyle(), line.get_fillstyle()) for line in lines] == [("-", "full"), ("--", "bottom")]
-    assert lines[0].get_marker() == lines[1].get_marker()
+    many = analyses.plot_allocation(frame.assign(n_prompts=frame["n_prompts"] * 16.4))
+    for drawn, ticks in (
+        (ax, ["2\n(500)", "4\n(250)", "8\n(125)", "32\n(31.2)"]),
+        (many, ["2\n(8,200)", "4\n(4,100)", "8\n(2,050)", "32\n(512)"]),
+    ):
+        assert [label.get_text() for label in drawn.get_xticklabels()] == ticks
 
 
 def test_multiples_of_rloo_share_its_line_and_many_lines_are_too_many():
     frame = allocation("ordinary")
-    alike = frame.loc[frame["estimator"] == "rloo"].assign(estimator="dr_grpo")
-    ax = analyses.plot_allocation(pd.concat([alike, frame], ignore_index=True))
+    of_rloo = frame.query("estimator == 'rloo'")
+    ax = analyses.plot_allocation(pd.concat([of_rloo.assign(estimator="dr_grpo"), frame], ignore_index=True))
     shown = [label.replace("\u00a0", " ") for label in ax.get_legend_handles_labels()[1]]
     assert shown == ["group mean", "RLOO = Dr. GRPO baseline", "REINFORCE"]
-    many = pd.concat(
-        [
-            frame.query("estimator == 'rloo'").assign(estimator=f"mine_{at}", relative_noise=0.1 * at)
-            for at in range(1, 21)
-        ]
-    )
-    ax = analyses.plot_allocation(pd.concat([frame, many], ignore_index=True))
+    # One baseline with other parameters is told apart without colour.
+    first = of_rloo.assign(estimator="token_mean(loo=True)")
+    pair = [first, first.assign(estimator="token_mean", relative_noise=first["relative_noise"] * 1.1)]
+    lines = analyses.plot_allocation(pd.concat(pair, ignore_index=True)).lines
+    lines = [line for line in lines if not line.get_label().startswith("_")]
+    assert [(line.get_linestyle(), line.get_fillstyle()) for line in lines] == [("-", "full"), ("--", "bottom")]
+    many = [of_rloo.assign(estimator=f"mine_{at}", relative_noise=0.1 * at) for at in range(1, 21)]
+    ax = analyses.plot_allocation(pd.concat([frame, *many], ignore_index=True))
     assert len(ax.get_legend_handles_labels()[1]) == 8
     assert "RLOO" in ax.get_legend_handles_labels()[1]
     assert "more rows in between" in ax.get_title(loc="right")
@@ -64,13 +53,12 @@ def test_multiples_of_rloo_share_its_line_and_many_lines_are_too_many():
 
 def frame():
     states = ["all", "step 0", "step 1 and later", RECOVERED, FAILED]
-    columns = {"states": states, "n": 9, "n_prompts": 3}
-    for name, values in (
-        ("bias", [0.0, 0.1, -0.1, -0.2, 0.2]),
-        ("explained_variance", [0.5, 0.2, 0.6, np.nan, np.nan]),
-    ):
-        columns |= {name: values, f"{name}_low": np.array(values) - 0.1, f"{name}_high": np.array(values) + 0.1}
-    return pd.DataFrame(columns)
+    found = pd.DataFrame({"states": states, "n": 9, "n_prompts": 3})
+    found["bias"] = [0.0, 0.1, -0.1, -0.2, 0.2]
+    found["explained_variance"] = [0.5, 0.2, 0.6, np.nan, np.nan]
+    for name in ("bias", "explained_variance"):
+        found[f"{name}_low"], found[f"{name}_high"] = found[name] - 0.1, found[name] + 0.1
+    return found
 
 
 def test_each_set_of_states_has_its_place():
@@ -81,19 +69,14 @@ def test_each_set_of_states_has_its_place():
     assert bias.get_ylabel() == "bias of the head"
 
 
-def test_what_is_not_resolved_is_said():
-    unknown = frame().assign(explained_variance=np.nan)
-    _, explained = plot_critic(unknown)
+def test_what_is_not_resolved_or_has_no_interval_is_said():
+    _, explained = plot_critic(frame().assign(explained_variance=np.nan))
     assert [text.get_text() for text in explained.texts] == ["not resolved"]
     with pytest.raises(ValueError, match="lacks the column"):
         plot_critic(frame().drop(columns="bias_low"))
-
-
-def test_a_value_without_interval_is_crossed():
-    bias, explained = plot_critic(frame().assign(bias_low=np.nan, bias_high=np.nan))
-    assert [line.get_marker() for line in bias.get_lines()].count("x") == 1
-    assert [line.get_marker() for line in explained.get_lines()].count("x") == 0
-    assert [text.get_text() for text in bias.get_figure().legends[0].get_texts()] == ["without interval"]
+    axes = plot_critic(frame().assign(bias_low=np.nan, bias_high=np.nan))
+    assert [[line.get_marker() for line in ax.get_lines()].count("x") for ax in axes] == [1, 0]
+    assert [text.get_text() for text in axes[0].get_figure().legends[0].get_texts()] == ["without interval"]
 
 
 def test_each_bin_has_its_share_and_lines_differ_in_grey():
@@ -104,12 +87,7 @@ def test_each_bin_has_its_share_and_lines_differ_in_grey():
         np.testing.assert_array_equal(line.get_ydata(), rows["share_of_gradient"])
     assert len({(line.get_linestyle(), line.get_marker()) for line in lines}) == 3
     assert [label.get_text() for label in ax.get_xticklabels()] == ["0–\n0.25", "0.25–\n0.5", "0.5–\n0.99"]
-    assert ax.get_xlabel() == "success rate of the prompt"
-    assert ax.get_ylabel() == "share of gradient"
-
-
-def test_an_estimator_without_shares_says_so():
-    ax = plots.plot_shares(shares("ordinary"))
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("success rate of the prompt", "share of gradient")
     assert ax.get_legend_handles_labels()[1] == ["RLOO", "REINFORCE", "group mean (not resolved)"]
 
 
@@ -126,7 +104,6 @@ def test_bins_of_length():
     frame = shares("ordinary").rename(columns={"success_low": "length_low", "success_high": "length_high"})
     frame = frame.assign(**{f"share_of_variance{end}": 0.5 for end in ("", "_low", "_high")})
     ax = plots.plot_shares(frame, value="share_of_variance")
-    assert ax.get_xlabel() == "completion length (tokens)"
-    assert ax.get_ylabel() == "share of variance"
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("completion length (tokens)", "share of variance")
     with pytest.raises(ValueError, match="value='scale' cannot be drawn: choose from share_of_gradient"):
         plots.plot_shares(frame, value="scale")

@@ -32,13 +32,9 @@ def test_a_bin_known_from_below_alone_is_a_triangle_at_its_bound():
     (triangle,) = [line for line in ax.lines if line.get_marker() == "^" and len(line.get_xdata())]
     np.testing.assert_array_equal(triangle.get_ydata(), frame["noise_to_signal_low"][:1])
     assert "at least" in ax.get_title(loc="left")
-
-
-def test_bins_of_one_estimator_name_it():
-    bins = {"length_low": [1.0, 3.0], "length_high": [2.0, 4.0], "noise_to_signal": [2.0, 3.0]}
-    frame = pd.DataFrame(bins).assign(noise_to_signal_low=1.0, noise_to_signal_high=4.0)
-    assert plots.plot_length_bins(frame).get_figure().legends == []
-    (legend,) = plots.plot_length_bins(frame.assign(estimator="token_mean(loo=True)")).get_figure().legends
+    one = frame.iloc[1:5].assign(estimator="token_mean(loo=True)")  # bins of one estimator name it
+    assert plots.plot_length_bins(one.drop(columns="estimator")).get_figure().legends == []
+    (legend,) = plots.plot_length_bins(one).get_figure().legends
     assert [text.get_text() for text in legend.get_texts()] == ["token mean, leave-one-out"]
 
 
@@ -54,19 +50,15 @@ def labels(ax):
     return [text.get_text() for text in ax.get_legend().get_texts()]
 
 
-def test_legend_gives_alpha_with_its_interval(fit):
+def test_points_line_band_and_legend_are_those_of_the_fit(fit):
     low, high = fit.confidence_interval(0.9)
     ax = plot_length_scaling(fit, label="mine", confidence_level=0.9)
     assert labels(ax) == [rf"mine: $\alpha$ = {fit.alpha:.2f} [{low:.2f}, {high:.2f}]"]
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-
-
-def test_points_line_and_band_are_those_of_the_fit(fit):
-    ax = plot_length_scaling(fit)
     points, band = ax.collections
     np.testing.assert_allclose(np.asarray(points.get_offsets()), np.column_stack([fit.lengths, fit.sq_norms]))
     x, y = ax.lines[0].get_data()
-    frame = fit.predict(x)
+    frame = fit.predict(x, 0.9)
     np.testing.assert_allclose(y, frame["sq_norm"])
     vertices = band.get_paths()[0].vertices
     assert vertices[:, 1].min() == pytest.approx(frame["sq_norm_low"].min())
@@ -81,8 +73,12 @@ def test_completions_cut_off_at_the_cap_are_marked(fit):
     assert [len(points.get_offsets()) for points in ax.collections[:2]] == [fit.n - 5, 5]
 
 
+def test_the_axis_states_a_metric_that_is_not_euclidean(fit):
+    assert "P" not in plot_length_scaling(fit).get_ylabel()
+    assert r"\Vert P\circ\nabla" in plot_length_scaling(replace(fit, metric="adam(moments=1a)")).get_ylabel()
+
+
 def test_published_points_have_an_inset_with_their_line(fit):
-    alone = plot_length_scaling(fit)
     ax = plot_length_scaling(fit, published="gloeckle2026")
     assert labels(ax)[0] == r"Gloeckle (2026): $\alpha$ = 0.79 [0.47, 1.10]"
     (inset,) = ax.child_axes
@@ -90,7 +86,7 @@ def test_published_points_have_an_inset_with_their_line(fit):
     (line,) = inset.lines
     (x0, y0), (x1, y1) = line.get_xydata()
     assert np.log(y1 / y0) / np.log(x1 / x0) == pytest.approx(2 * 0.79, abs=0.02)
-    assert ax.get_xlim() == alone.get_xlim()  # the run's own points keep the axis
+    assert ax.get_xlim() == plot_length_scaling(fit).get_xlim()  # the run's own points keep the axis
     falling = fit_length_scaling(lengths=fit.lengths, sq_norms=1.0 / fit.sq_norms)  # lowest where the inset is
     for drawn, one in ((ax, fit), (plot_length_scaling(falling, published="gloeckle2026"), falling)):
         drawn.figure.canvas.draw()
@@ -99,6 +95,10 @@ def test_published_points_have_an_inset_with_their_line(fit):
         assert drawn.bbox.count_contains(points) == len(points)
     own = pd.DataFrame({"length": [3.0], "sq_norm": [9.0]})
     assert labels(plot_length_scaling(fit, published=own))[0] == "published"
+    with pytest.raises(ValueError, match=r"published lacks the column.* sq_norm"):
+        plot_length_scaling(fit, published=own[["length"]])
+    with pytest.raises(KeyError, match=r"no data set is named 'gloeckle'.*did you mean 'gloeckle2026'"):
+        plot_length_scaling(fit, published="gloeckle")
 
 
 def test_several_fits_share_an_axis_in_different_colours(fit):
@@ -111,31 +111,13 @@ def test_several_fits_share_an_axis_in_different_colours(fit):
     assert len(labels(ax)) == 2
 
 
-def test_bad_input(fit):
-    with pytest.raises(ValueError, match=r"published lacks the column.* sq_norm"):
-        plot_length_scaling(fit, published=pd.DataFrame({"length": [1.0]}))
-    with pytest.raises(KeyError, match=r"no data set is named 'gloeckle'.*did you mean 'gloeckle2026'"):
-        plot_length_scaling(fit, published="gloeckle")
-
-
 @pytest.mark.parametrize("venue", ["icml", "acl", "neurips"])
 def test_nothing_is_clipped_or_overlaps(fit, venue):
     with mpl.rc_context(style(venue, "half")):
         ax = plot_length_scaling(fit, published="gloeckle2026", label="embedded policy")
         ax.figure.canvas.draw()
-        page = ax.figure.bbox
         for artist in (ax.xaxis.label, ax.yaxis.label, ax.get_legend()):
-            box = artist.get_window_extent()
-            assert page.x0 <= box.x0
-            assert box.x1 <= page.x1
-            assert page.y0 <= box.y0
-            assert box.y1 <= page.y1
+            assert ax.figure.bbox.padded(1).count_contains(artist.get_window_extent().corners()) == 4, artist
         legend = ax.get_legend().get_window_extent()
         for points in ax.collections[:2]:
-            at = ax.transData.transform(points.get_offsets())
-            assert not legend.count_contains(at)
-
-
-def test_the_axis_states_a_metric_that_is_not_euclidean(fit):
-    assert "P" not in plot_length_scaling(fit).get_ylabel()
-    assert r"\Vert P\circ\nabla" in plot_length_scaling(replace(fit, metric="adam(moments=1a)")).get_ylabel()
+            assert not legend.count_contains(ax.transData.transform(points.get_offsets()))

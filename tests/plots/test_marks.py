@@ -2,91 +2,41 @@
 
 from __future__ import annotations
 
-import matplotlib as mpl
+from types import SimpleNamespace
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.lines import Line2D
 
 from gradstats.plots.marks import (
     INTERVAL_ALONE,
     NO_INTERVAL,
-    ROW,
-    SPACE,
     as_frame,
     draw_intervals,
-    draw_nothing,
     estimates_of,
     interval_keys,
     legend_below,
-    legend_columns,
-    legend_height,
     legend_text,
-    quantity_to_draw,
-    require_columns,
-    without_interval,
 )
-from gradstats.stats.variance.quantities import QUANTITIES
 
 
 def test_a_result_gives_its_frame_and_a_frame_is_taken_as_it_is():
     frame = pd.DataFrame({"a": [1]})
-
-    class Result:
-        def to_frame(self):
-            return frame
-
-    assert as_frame(frame) is frame
-    assert as_frame(Result()) is frame
-
-
-def test_missing_columns_are_listed_with_the_remedy():
-    frame = pd.DataFrame({"b": [1]})
-    require_columns(frame, ["b"], "give b")
-    with pytest.raises(ValueError, match=r"^the table lacks the column\(s\) a, c: give all three$"):
-        require_columns(frame, ["c", "b", "a"], "give all three")
-
-
-def test_a_quantity_is_found_among_those_that_a_figure_draws():
-    drawn = [QUANTITIES[name] for name in ("trace_cov", "cosine")]
-    assert quantity_to_draw("cosine", drawn) is QUANTITIES["cosine"]
-    with pytest.raises(ValueError, match=r"^value='ratio' cannot be drawn: choose from trace_cov, cosine$"):
-        quantity_to_draw("ratio", drawn)
-
-
-def test_empty_axes_say_why_in_their_middle():
-    figure, ax = plt.subplots()
-    draw_nothing(ax, "no tokens")
-    figure.canvas.draw()
-    box, (text,) = ax.get_window_extent(), ax.texts
-    assert text.get_text() == "no tokens"
-    extent = text.get_window_extent()
-    assert (extent.x0 + extent.x1) / 2 == pytest.approx((box.x0 + box.x1) / 2, abs=1.5)
-    assert (extent.y0 + extent.y1) / 2 == pytest.approx((box.y0 + box.y1) / 2, abs=3)
+    assert as_frame(frame) is as_frame(SimpleNamespace(to_frame=lambda: frame)) is frame
 
 
 INF, NAN = np.inf, np.nan
-#     value, low, high: complete, bare, unbounded, not resolved at all, an interval alone, outside of it, an end alone
-ROWS = np.array(
-    [
-        [1.0, 0.5, 2.0],
-        [1.0, NAN, NAN],
-        [1.0, 0.5, INF],
-        [NAN, NAN, NAN],
-        [NAN, 0.0, 1.0],
-        [1.2, 0.0, 1.0],
-        [NAN, 0.5, INF],
-    ]
-)
-
-
-def test_only_a_value_without_either_end_has_no_interval():
-    assert without_interval(*ROWS.T).tolist() == [False, True, False, False, False, False, False]
-
-
-def frame_of(rows):
-    return pd.DataFrame(rows, columns=["x", "x_low", "x_high"])
+#: Value, low, high.
+ROWS = np.array([
+    [1.0, 0.5, 2.0],  # complete
+    [1.0, NAN, NAN],  # bare
+    [1.0, 0.5, INF],  # unbounded
+    [NAN, NAN, NAN],  # not resolved at all
+    [NAN, 0.0, 1.0],  # an interval alone
+    [1.2, 0.0, 1.0],  # outside of it
+    [NAN, 0.5, INF],  # an end alone
+])  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -103,6 +53,10 @@ def test_the_legend_has_the_signs_that_occur(chosen, forest, labels):
     both = pd.concat([frame_of(ROWS[chosen]), frame_of(ROWS[[0] * len(chosen)]).add_prefix("y")], axis=1)
     keys = interval_keys(both, ["yx", "x", "unknown"], forest=forest)
     assert [key.get_label() for key in keys] == labels
+
+
+def frame_of(rows):
+    return pd.DataFrame(rows, columns=["x", "x_low", "x_high"])
 
 
 def test_a_value_outside_of_its_interval_is_not_drawn_unless_by_rounding():
@@ -126,23 +80,6 @@ def test_a_label_breaks_before_its_parameters_where_it_is_too_long():
     assert legend_text(label, 5.5, 7.0) == label
     assert legend_text(label, 2.0, 7.0).split("\n") == ["length_weighted", "(alpha=0.8, loo=True)"]
     assert max(map(len, legend_text(label, 1.2, 7.0).split("\n"))) * 0.058 + 0.4 <= 1.2
-
-
-@pytest.mark.parametrize(("labels", "columns"), [([], 1), (["a"] * 3, 3), (["a" * 20] * 9, 3), (["a" * 200], 1)])
-def test_as_many_columns_as_fit_the_width(labels, columns):
-    """At 7 points a character takes 0.058 in and a handle 0.4 in: 20 characters take 1.56 in of 5.5."""
-    assert legend_columns(labels, 5.5, 7.0) == columns
-
-
-def test_the_height_counts_rows_and_broken_lines_at_the_size_of_the_font():
-    assert legend_height([]) == 0.0
-    with mpl.rc_context({"figure.figsize": (5.5, 1.0), "font.size": 8.0}):
-        assert legend_height(["a" * 20] * 7) == pytest.approx(3 * ROW + SPACE)
-        assert legend_height(["a"], font_size=14.0) == pytest.approx(2 * (ROW + SPACE))
-        key = Line2D([], [], label="a" * 20)
-        assert legend_height(["a" * 20] * 6, [key]) == pytest.approx(3 * ROW + SPACE)
-    with mpl.rc_context({"figure.figsize": (2.0, 1.0)}):
-        assert legend_height(["length_weighted(alpha=0.8, loo=True)"]) == pytest.approx(2 * ROW + SPACE)
 
 
 def test_the_legend_stands_below_the_axes_and_is_left_out_without_labels():

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-
 import matplotlib as mpl
 import pandas as pd
 import pytest
 from fixture_frames import LONG, group_sizes, prompt_parts, variance
+from legibility import assert_legible
 
 from gradstats import estimators, plots
 from gradstats.estimators.display_names import in_words
@@ -42,9 +41,6 @@ def test_estimators_of_one_name_differ_without_colour():
     found = variants(labels)
     assert [one.linestyle for one in found[:4]] == ["-", "-", "-.", "--"]
     assert [one.fillstyle for one in found[:4]] == ["full", "full", "left", "bottom"]
-    two = variants(["token_mean(loo=True)", "token_mean"])  # leave-one-out and own sample
-    assert [one.fillstyle for one in two] == ["full", "bottom"]
-    assert two[0].linestyle != two[1].linestyle
     of_gae = [one for one, label in zip(found, labels, strict=True) if label.startswith("gae")]
     assert len({one.linestyle for one in of_gae}) == len({one.fillstyle for one in of_gae}) == 4
 
@@ -60,23 +56,14 @@ def test_names_are_words_or_what_the_user_says():
 
 def test_greek_letters_are_mathematics_outside_of_formulas():
     assert in_mathematics("α = 0.8, $α$, $x$ ε") == r"$\alpha$ = 0.8, $α$, $x$ $\varepsilon$"
-    assert in_mathematics("ΔL") == r"$\Delta$L"
 
 
 def test_a_value_stays_with_its_parameter_and_a_formula_whole():
     assert wrapped("length-weighted, α = 0.8, leave-one-out", 20) == ["length-weighted,", "α = 0.8,", "leave-one-out"]
     assert wrapped("ours $x = y + z$", 8) == ["ours", "$x = y + z$"]
-
-
-def test_long_axis_labels_are_broken():
     text = wrapped_to_axis("variance relative to norm-weighted, leave-one-out,\nat matched signal")
     assert text == "variance relative to\nnorm-weighted, leave-one-out,\nat matched signal"
-
-
-def test_titles_of_more_panels_are_shorter_and_those_in_a_wider_font():
     assert [longest_title(count) for count in (1, 2, 3)] == [32, 16, 10]  # of 2.75 inches
-    with mpl.rc_context({"font.family": ["DejaVu Sans"]}):
-        assert longest_title(1) == 26
 
 
 RECIPE = "grpo[group_mean · group_std · token_clip · sequence_mean]"
@@ -106,27 +93,15 @@ def test_rows_in_another_unit_are_left_out_with_a_sentence(value):
     assert len(rows(plots.plot_variance(frame, value="noise_to_signal"))) == len(frame)
 
 
-def test_every_row_is_kept_where_units_agree():
+def test_the_reference_decides_which_unit_is_drawn_and_a_recorded_unit_goes_before_the_label():
     frame = variance("ordinary")
-    frame = frame[frame["estimator"] != "grpo"]
-    ax = plots.plot_variance(frame, value="ratio")
-    assert rows(ax) == list(map(in_words, frame["estimator"]))
-    assert ax.get_title(loc="right") == ""
-
-
-def test_the_reference_decides_which_unit_is_drawn():
-    frame = variance("ordinary")
-    frame.attrs["reference"] = "grpo"
-    assert rows(plots.plot_variance(frame, value="ratio")) == ["GRPO advantage"]
     del frame.attrs["reference"]
     assert "GRPO advantage" not in rows(plots.plot_variance(frame, value="ratio"))
-
-
-def test_a_recorded_unit_goes_before_the_label():
+    frame.attrs["reference"] = "grpo"
+    assert rows(plots.plot_variance(frame, value="ratio")) == ["GRPO advantage"]
     frame = variance("ordinary").assign(unit="my unit")
     kept, sentence = rows_of_one_unit(frame, [QUANTITIES["ratio"]])
-    assert len(kept) == len(frame)
-    assert sentence == ""
+    assert (len(kept), sentence) == (len(frame), "")
     frame.loc[2, "unit"] = "sequence_sum"
     _, sentence = rows_of_one_unit(frame, [QUANTITIES["ratio"]])
     assert sentence == f"Left out, in another unit: {in_words(frame['estimator'][2])}."
@@ -134,31 +109,20 @@ def test_a_recorded_unit_goes_before_the_label():
 
 def test_panels_group_sizes_and_components_leave_the_same_rows_out():
     axes = plots.plot_variance_panels(variance("ordinary"), values=("ratio", "cosine"))
-    assert "GRPO advantage" not in rows(axes[0])
-    assert axes[-1].get_title(loc="right") == "Left out, in another unit: GRPO advantage."
-    ax = plots.plot_group_size(group_sizes("ordinary"), value="trace_cov")
-    assert "GRPO advantage" not in [text.get_text() for text in ax.get_figure().legends[0].get_texts()]
-    assert ax.get_title(loc="right") == "Left out, in another unit: GRPO advantage."
-    ax = plots.plot_prompt_parts(prompt_parts("ordinary"))
-    assert "GRPO advantage" not in rows(ax)
-    assert ax.get_title(loc="right") == "Left out, in another unit: GRPO advantage."
+    parts = plots.plot_prompt_parts(prompt_parts("ordinary"))
+    sizes = plots.plot_group_size(group_sizes("ordinary"), value="trace_cov")
+    drawn = [rows(axes[0]), rows(parts), [text.get_text() for text in sizes.get_figure().legends[0].get_texts()]]
+    assert not any("GRPO advantage" in names for names in drawn)
+    for ax in (axes[-1], parts, sizes):
+        assert ax.get_title(loc="right") == "Left out, in another unit: GRPO advantage."
 
 
 @pytest.mark.parametrize("column", ["half", "full"])
 def test_a_long_sentence_fits_the_page(column):
     frame = variance("ordinary").assign(unit="sequence_sum")
-    others = pd.concat([frame.assign(estimator=f"{LONG}{at}", unit="another") for at in range(2)])
-    frame = pd.concat([frame, others], ignore_index=True)
+    others = [frame.assign(estimator=f"{LONG}{at}", unit="another") for at in range(2)]
     with mpl.rc_context(style("neurips", column)):
-        ax = plots.plot_variance(frame, value="ratio")
-        figure = ax.get_figure()
-        figure.canvas.draw()
-    title = ax.get_title(loc="right")
-    assert "\n" in title
-    box = next(text.get_window_extent() for text in ax.findobj(mpl.text.Text) if text.get_text() == title)
-    assert box.x0 >= figure.bbox.x0
-    assert box.y1 <= figure.bbox.y1
-    heights = [label.get_window_extent().y1 for label in ax.get_yticklabels()]
-    assert max(heights) <= box.y0 + 1
-    for upper, lower in itertools.pairwise(ax.get_yticklabels()):
-        assert lower.get_window_extent().y1 <= upper.get_window_extent().y0 + 1.0
+        ax = plots.plot_variance(pd.concat([frame, *others], ignore_index=True), value="ratio")
+        ax.get_figure().canvas.draw()
+        assert_legible(ax.get_figure())
+    assert "\n" in ax.get_title(loc="right")

@@ -9,17 +9,23 @@ import pytest
 from fixture_frames import variance
 
 from gradstats.plots import save_figure, style
-from gradstats.plots.save import sample_size, sample_size_of, write_sample_size
+from gradstats.plots.save import sample_size, sample_size_of
 
 
-def test_prompts_of_different_sizes_state_totals():
-    assert sample_size(96, 768) == "96 prompts × 8 completions"
-    assert sample_size(96, 769) == "96 prompts, 769 completions"
-    assert sample_size(96, 768, 8) == "96 prompts × 8 completions"
-    assert sample_size(96, 768, 2) == "96 prompts × 8 completions, in groups of 2"
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        ((96, 768), "96 prompts × 8 completions"),
+        ((96, 769), "96 prompts, 769 completions"),
+        ((96, 768, 8), "96 prompts × 8 completions"),
+        ((96, 768, 2), "96 prompts × 8 completions, in groups of 2"),
+    ],
+)
+def test_prompts_of_different_sizes_state_totals(sizes, text):
+    assert sample_size(*sizes) == text
 
 
-def test_a_comparison_states_what_it_measured():
+def test_a_frame_states_what_it_measured():
     frame = variance("ordinary")
     assert sample_size_of(frame) == ""
     frame.attrs |= {"n_prompts": 48, "n_completions": 384}
@@ -27,20 +33,10 @@ def test_a_comparison_states_what_it_measured():
     several = pd.concat([frame, frame.assign(group_size=8)])
     several.attrs = frame.attrs
     assert sample_size_of(several) == "48 prompts × 8 completions"
-
-
-def test_cells_of_a_sweep_state_their_range():
-    frame = pd.DataFrame({"cell": ["a", "b"], "n_prompts": [64, 64], "n_completions": [512, 512]})
-    assert sample_size_of(frame) == "64 prompts × 8 completions in each cell"
-    frame["n_completions"] = [256, 512]
-    assert sample_size_of(frame) == "64 prompts and 256–512 completions in each cell"
-
-
-def test_nothing_is_written_where_nothing_is_known():
-    figure, _ = plt.subplots()
-    write_sample_size(figure, "")
-    assert figure.get_suptitle() == ""
-    assert tuple(figure.get_size_inches()) == tuple(plt.rcParams["figure.figsize"])
+    cells = pd.DataFrame({"cell": ["a", "b"], "n_prompts": [64, 64], "n_completions": [512, 512]})
+    assert sample_size_of(cells) == "64 prompts × 8 completions in each cell"
+    cells["n_completions"] = [256, 512]
+    assert sample_size_of(cells) == "64 prompts and 256–512 completions in each cell"
 
 
 @pytest.fixture
@@ -58,6 +54,10 @@ def test_writes_each_format_and_the_table(figure, tmp_path):
     assert [p.name for p in paths] == ["figure.v1.pdf", "figure.v1.png", "figure.v1.svg", "figure.v1.csv"]
     assert sorted(p.name for p in (tmp_path / "deep").iterdir()) == sorted(p.name for p in paths)
     pd.testing.assert_frame_equal(pd.read_csv(paths[-1]), table)
+    content = paths[0].read_bytes()
+    assert b"/MediaBox [ 0 0 234 " in content  # 3.25 inches of 72 points
+    assert not any(entry in content for entry in (b"/Type3", b"/CreationDate"))  # fonts are TrueType
+    assert plt.imread(paths[1]).shape[1] == int(3.25 * 300)
 
 
 def test_a_figure_is_laid_out_once_whatever_formats_it_is_written_in(figure, tmp_path, monkeypatch):
@@ -86,31 +86,10 @@ def test_two_builds_are_byte_identical(tmp_path):
     assert builds[0] == builds[1]
 
 
-def test_width_is_exact_and_fonts_are_truetype(figure, tmp_path):
-    pdf, png = save_figure(figure, tmp_path / "figure")
-    content = pdf.read_bytes()
-    assert b"/MediaBox [ 0 0 234 " in content  # 3.25 inches of 72 points
-    assert b"/Type3" not in content
-    assert b"/CreationDate" not in content
-    image = plt.imread(png)
-    assert image.shape[1] == int(3.25 * 300)
-
-
-def test_takes_a_result_as_source(figure, tmp_path):
-    class Result:
-        def to_frame(self):
-            return pd.DataFrame({"alpha": [0.5]})
-
-    assert save_figure(figure, tmp_path / "f", (), source=Result())[0].read_text() == "alpha\n0.5\n"
-
-
-def test_unknown_format(figure, tmp_path):
+def test_what_cannot_be_written_is_said(figure, tmp_path):
     with pytest.raises(ValueError, match="formats holds 'bmp': choose from pdf, svg, png, pgf"):
         save_figure(figure, tmp_path / "f", ("pdf", "bmp"))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_written_is_said(figure, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="figures cannot be written to .*file/figures .*: choose another folder"):
         save_figure(figure, tmp_path / "file" / "figures" / "f")

@@ -12,10 +12,6 @@ from gradstats.plots.sweep import training_steps
 NOISE = ["matched_ratio", "matched_ratio_low", "matched_ratio_high"]
 
 
-#: Cells of which each states another setting.
-CELLS_APART = [("dtype=b", "b", None), ("revision=r", None, "r")]
-
-
 def frame_of(cells):
     """A joined frame with two estimators a cell."""
     rows = []
@@ -42,63 +38,67 @@ def heights(ax):
     ]
 
 
+def titles(axes):
+    return [ax.get_title(loc="left") for ax in axes]
+
+
+def legend_of(axes):
+    return [text.get_text() for text in axes[0].get_figure().legends[0].get_texts()]
+
+
 def test_panels_stand_at_the_values_of_the_setting():
     frame = frame_of([{"sampling.temperature": 1.0}, {"sampling.temperature": 0.6}])
     axes = plot_sweep(frame, "sampling.temperature", varied=["sampling.temperature"])
-    assert [ax.get_title(loc="left") for ax in axes] == [
-        r"$\alpha$", "mean length (tokens)", "mean reward", "relative noise (RLOO = 1)"
-    ]  # fmt: skip
+    assert titles(axes) == [r"$\alpha$", "mean length (tokens)", "mean reward", "relative noise (RLOO = 1)"]
     assert heights(axes[0]) == [[1.5, 0.5]]  # from the lower temperature to the higher
     assert heights(axes[3]) == [[1.3, 1.2]]  # the reference is not drawn
     assert axes[3].get_yscale() == "log"
     assert axes[0].get_xlabel().split() == ["sampling", "temperature"]
+    same = frame.assign(mean_length=50.0, mean_reward=0.5)  # what is equal in all cells has no panel
+    assert titles(plot_sweep(same, "sampling.temperature")) == [r"$\alpha$", "relative noise (RLOO = 1)"]
 
 
-def test_what_is_equal_in_all_cells_has_no_panel():
-    frame = frame_of([{"measurement.metric": "euclidean"}, {"measurement.metric": "adam"}])
-    same = frame.assign(mean_length=50.0, mean_reward=0.5)
-    axes = plot_sweep(same, "measurement.metric", varied=["measurement.metric"])
-    assert [ax.get_title(loc="left") for ax in axes] == [r"$\alpha$", "relative noise (RLOO = 1)"]
-
-
-def test_settings_of_different_magnitude_stand_on_a_log_scale():
-    frame = frame_of([{"sampling.max_new_tokens": cap} for cap in (50, 100, 400)])
-    ax = plot_sweep(frame, "sampling.max_new_tokens", varied=["sampling.max_new_tokens"])[0]
+def test_settings_of_different_magnitude_stand_on_a_log_scale_and_names_side_by_side():
+    ax = plot_sweep(frame_of([{"cap": cap} for cap in (50, 100, 400)]), "cap")[0]
     (line,) = [line for line in ax.get_lines() if len(line.get_xdata()) == 3]
     assert np.diff(line.get_xdata()) == pytest.approx([np.log(2), np.log(4)])
     assert [label.get_text() for label in ax.get_xticklabels()] == ["50", "100", "400"]
+    axes = plot_sweep(frame_of([{"policy.name": name} for name in ("late", "early")]), "policy.name")
+    assert [tick.get_text() for tick in axes[0].get_xticklabels()] == ["late", "early"]
+
+
+@pytest.mark.parametrize(
+    ("names", "steps"),
+    [
+        (["runs/a/checkpoint-50", "checkpoint-7"], [50, 7]),
+        (["step-50", "main"], None),
+        (["my-step-50"], None),
+    ],
+)
+def test_names_of_checkpoints_state_their_steps(names, steps):
+    assert training_steps(names) == steps
 
 
 def test_further_settings_are_lines_of_their_own():
     cells = [{"a.x": x, "b.y": y} for x in (1, 2) for y in ("p", "q")]
     axes = plot_sweep(frame_of(cells), "a.x", varied=["a.x", "b.y"])
     assert heights(axes[0]) == [[0.5, 2.5], [1.5, 3.5]]
-    (legend,) = axes[0].get_figure().legends
-    assert [text.get_text() for text in legend.get_texts()] == ["b y p", "b y q", "GRPO advantage"]
+    assert legend_of(axes) == ["b y p", "b y q", "GRPO advantage"]
 
 
-def test_settings_without_numbers_stand_side_by_side():
-    axes = plot_sweep(frame_of([{"policy.name": name} for name in ("late", "early")]), "policy.name")
-    assert [tick.get_text() for tick in axes[0].get_xticklabels()] == ["late", "early"]
-
-
-def test_settings_that_change_together_count_once():
-    frame = frame_of([{"a.x": x, "b.x": x, "c.z": 3} for x in (1, 2)])
-    assert varying_settings(frame, ["a.x", "b.x", "c.z"]) == ["a.x"]
-
-
-def test_a_setting_that_another_one_decides_is_none_of_its_own():
-    frame = frame_of([{"metric": name, "moments": moments} for name, moments in (("e", None), ("a", "m"), ("b", "m"))])
-    assert varying_settings(frame, ["moments", "metric"]) == ["metric"]
-    axes = plot_sweep(frame, "metric", varied=["moments", "metric"])
-    (legend,) = axes[0].get_figure().legends
-    assert [text.get_text() for text in legend.get_texts()] == ["GRPO advantage"]
-    apart = frame_of([{"cell": name, "dtype": dtype, "revision": revision} for name, dtype, revision in CELLS_APART])
-    assert varying_settings(apart, ["dtype", "revision"]) == ["cell"]
-    several = frame_of([{"dtype": "bfloat16"}, {"name": "a"}, {"name": "b"}, {"revision": "step-1"}])
-    assert varying_settings(several, ["dtype", "name", "revision"]) == ["cell"]
-    grid = frame_of([{"a.x": x, "b.y": y} for x in (1, 2) for y in (1, 2)])
-    assert varying_settings(grid, ["a.x", "b.y"]) == ["a.x", "b.y"]
+@pytest.mark.parametrize(
+    ("cells", "varied", "varying"),
+    [
+        ([{"a.x": x, "b.x": x, "c.z": 3} for x in (1, 2)], ["a.x", "b.x", "c.z"], ["a.x"]),
+        # The second moments follow from the metric.
+        ([{"metric": one, "moments": of} for one, of in zip("eab", (None, "m", "m"), strict=True)], None, ["metric"]),
+        ([{"dtype": "b", "revision": None}, {"dtype": None, "revision": "r"}], ["dtype", "revision"], ["cell"]),
+        ([{"dtype": "b"}, {"name": "a"}, {"name": "b"}, {"revision": "r"}], ["dtype", "name", "revision"], ["cell"]),
+        ([{"a.x": x, "b.y": y} for x in (1, 2) for y in (1, 2)], ["a.x", "b.y"], ["a.x", "b.y"]),
+    ],
+)
+def test_settings_that_others_decide_are_none_of_their_own(cells, varied, varying):
+    assert varying_settings(frame_of(cells), varied or ["moments", "metric"]) == varying
 
 
 def visible_ticks(ax):
@@ -106,31 +106,25 @@ def visible_ticks(ax):
     return [tick for tick in ax.get_yticks() if low <= tick <= high]
 
 
-def test_a_low_panel_has_few_ticks():
+@pytest.mark.parametrize(
+    ("noise", "most"), [([[2.0, 0.6, 3.4], [0.8, 0.7, 1.1]], 4), ([[1e-9, 0.9e-9, 1.1e-9]] * 2, 6)]
+)
+def test_a_panel_has_few_ticks_over_any_range(noise, most):
     frame = frame_of([{"a.x": 1}, {"a.x": 2}])
-    frame.loc[frame["estimator"] == "grpo", NOISE] = [[2.0, 0.6, 3.4], [0.8, 0.7, 1.1]]
-    assert 2 <= len(visible_ticks(plot_sweep(frame, "a.x")[3])) <= 4
-
-
-def test_many_decades_have_few_ticks():
-    frame = frame_of([{"a.x": 1}, {"a.x": 2}])
-    frame.loc[frame["estimator"] == "grpo", NOISE] = [1e-9, 0.9e-9, 1.1e-9]
+    frame.loc[frame["estimator"] == "grpo", NOISE] = noise
     ax = plot_sweep(frame, "a.x")[3]
     ax.figure.canvas.draw()
-    assert 2 <= len(visible_ticks(ax)) <= 6
+    assert 2 <= len(visible_ticks(ax)) <= most
 
 
 def test_estimators_may_be_chosen_and_unresolved_numbers_are_left_out():
     frame = frame_of([{"a.x": 1}, {"a.x": 2}])
     frame.loc[frame["estimator"] == "grpo", NOISE] = np.nan
-    axes = plot_sweep(frame, "a.x", estimators=["grpo", "rloo"])
-    assert heights(axes[3])[1] == [1.0, 1.0]
-    frame.loc[(frame["estimator"] == "grpo") & (frame["cell"] == "c0"), NOISE] = [1e-4, 0.0, np.inf]
-    frame.loc[(frame["estimator"] == "grpo") & (frame["cell"] == "c1"), NOISE] = [1.3, 1.2, 1.4]
+    assert heights(plot_sweep(frame, "a.x", estimators=["grpo", "rloo"])[3])[1] == [1.0, 1.0]
+    frame.loc[frame["estimator"] == "grpo", NOISE] = [[1.2, 1e-4, 1.3], [1.3, 1.2, 1.4]]
     axes = plot_sweep(frame, "a.x")
     np.testing.assert_array_equal(heights(axes[3])[0], [np.nan, 1.3])  # the first may be anything
-    (legend,) = axes[0].get_figure().legends
-    assert "".join(legend.get_texts()[-1].get_text().split()) == "notdrawn:notknownwithinafactorof1,000"
+    assert "".join(legend_of(axes)[-1].split()) == "notdrawn:notknownwithinafactorof1,000"
     with pytest.raises(ValueError, match="no cell has a row of 'grop': choose from rloo, grpo"):
         plot_sweep(frame, "a.x", estimators=["grop"])
     with pytest.raises(ValueError, match=r"lacks the column\(s\) a\.z"):
@@ -138,18 +132,16 @@ def test_estimators_may_be_chosen_and_unresolved_numbers_are_left_out():
 
 
 def test_checkpoints_stand_at_their_training_steps():
-    cells = [{"policy.revision": f"step-{step:06d}"} for step in range(0, 800, 100)]
-    frame = frame_of(cells)
+    frame = frame_of([{"policy.revision": f"step-{step:06d}"} for step in range(0, 800, 100)])
     for end in ("", "_low", "_high"):
         frame[f"trace_cov{end}"] = 3.0
         frame[f"noise_to_signal{end}"] = np.where(frame["estimator"] == "rloo", 40.0, 50.0)
     frame.loc[frame["cell"] == "c1", ["noise_to_signal", "noise_to_signal_high"]] = [np.nan, np.inf]  # not resolved
     axes = plot_sweep(frame, "policy.revision", varied=["policy.revision"])
-    assert axes[3].get_title(loc="left") == "tr Cov of RLOO"
+    assert titles(axes)[3:] == ["tr Cov of RLOO", "critical batch of RLOO", *titles(axes)[5:]]
     (line,) = [line for line in axes[0].get_lines() if len(line.get_xdata()) == 8]
     assert line.get_xdata().tolist() == list(range(0, 800, 100))  # linear, from the first to the last
     assert heights(axes[3]) == [[3.0] * 8]  # of the reference alone
-    assert axes[4].get_title(loc="left") == "critical batch of RLOO"
     (critical, below) = [heights for heights in heights(axes[4]) if heights]
     np.testing.assert_array_equal(critical, [40.0, np.nan, *[40.0] * 6])
     assert below == [40.0]  # a caret at the lower end
@@ -157,26 +149,17 @@ def test_checkpoints_stand_at_their_training_steps():
     assert [label.get_text() for label in axes[0].get_xticklabels()] == ["0", "200", "400", "600"]
 
 
-def test_names_that_state_no_step_stand_side_by_side():
-    assert training_steps(["runs/a/checkpoint-50", "checkpoint-7"]) == [50, 7]
-    assert training_steps(["step-50", "main"]) is None
-    assert training_steps(["my-step-50"]) is None
-
-
 def test_intervals_beyond_every_scale_are_drawn_like_open_ones():
-    frame = frame_of([{"measurement.metric": "euclidean"}, {"measurement.metric": "adam"}])
+    frame = frame_of([{"a.x": 1}, {"a.x": 2}])
     frame.loc[frame.index[-1], ["matched_ratio_low", "matched_ratio_high"]] = 1e-260, 1e252
-    axes = plot_sweep(frame, "measurement.metric", varied=["measurement.metric"])
+    axes = plot_sweep(frame, "a.x")
     axes[0].figure.canvas.draw()
     assert axes[3].get_ylim()[1] < 10
 
 
 def test_a_setting_that_a_cell_does_not_state_joins_its_line():
-    cells = [{"policy.temperature": value, "measurement.second_moments": np.nan} for value in (0.6, 1.0)]
-    cells += [{"policy.temperature": 1.0, "measurement.second_moments": "embedded"}]
-    frame = frame_of(cells)
-    axes = plot_sweep(frame, "policy.temperature", varied=["policy.temperature", "measurement.second_moments"])
-    assert len(heights(axes[0])) == 2
+    cells = [{"t": value, "moments": np.nan} for value in (0.6, 1.0)] + [{"t": 1.0, "moments": "embedded"}]
+    assert len(heights(plot_sweep(frame_of(cells), "t", varied=["t", "moments"])[0])) == 2
 
 
 def test_cells_that_differ_in_several_settings_stand_side_by_side_under_numbers():
@@ -188,7 +171,6 @@ def test_cells_that_differ_in_several_settings_stand_side_by_side_under_numbers(
     assert [label.get_text() for label in axes[0].get_xticklabels()] == ["1", "2", "3"]
     assert heights(axes[0]) == [[0.5, 1.5, 2.5]]
     assert {line.get_linestyle() for line in axes[0].get_lines() if len(line.get_ydata()) == 3} == {"None"}
-    legend = [text.get_text() for text in axes[0].get_figure().legends[0].get_texts()]
-    assert legend[-3:] == ["1: c0", "2: c1", "3: c2"]
+    assert legend_of(axes)[-3:] == ["1: c0", "2: c1", "3: c2"]
     # One pair that differs in a single setting is enough for an axis of its values.
     assert varying_settings(frame_of([*arms, {"t": 0.6, "p": 1.0, "s": 1.0}]), ["t", "p", "s"]) != ["cell"]

@@ -17,13 +17,10 @@ def test_bins_stand_at_their_geometric_mean_and_are_named_by_their_ends():
     (line,) = [line for line in ax.lines if len(line.get_xdata()) == len(frame) and line.get_marker() == "None"]
     np.testing.assert_allclose(line.get_xdata(), np.sqrt(frame["distance_first"] * frame["distance_last"]))
     np.testing.assert_array_equal(line.get_ydata(), frame["correlation"])
-    names = [label.get_text() for label in ax.get_xticklabels()]
-    assert names == ["1", "2", "3–4", "5–8", "9–16", "17–32"]
-
-
-def test_every_other_bin_is_named_where_they_are_many():
-    names = [label.get_text() for label in plots.plot_concentration(concentrations("thirty")).get_xticklabels()]
-    assert names == [str(2**power) if power % 2 == 0 else "" for power in range(12)]
+    many = plots.plot_concentration(concentrations("thirty"))  # of which every other one is named
+    names = [[label.get_text() for label in one.get_xticklabels()] for one in (ax, many)]
+    assert names[0] == ["1", "2", "3–4", "5–8", "9–16", "17–32"]
+    assert names[1] == [str(2**power) if power % 2 == 0 else "" for power in range(12)]
 
 
 def test_bins_without_an_estimate_are_left_out_and_an_unknown_interval_is_a_point():
@@ -35,35 +32,21 @@ def test_bins_without_an_estimate_are_left_out_and_an_unknown_interval_is_a_poin
     assert all(low == high for (_, low), (_, high) in intervals)
 
 
-def test_a_profile_of_nothing_says_so():
-    empty = pd.DataFrame({"tokens_first": [1], "tokens_last": [1]})
-    empty[["share", "share_low", "share_high"]] = np.nan
-    assert [text.get_text() for text in plots.plot_concentration(empty).texts] == ["no completions"]
-
-
 def test_each_trace_is_drawn_in_the_order_of_positions():
     frame = tokens("ordinary")
-    shuffled = frame.sample(frac=1.0, random_state=0)
-    lines = {line.get_label(): line for line in plots.plot_token_energy(shuffled).lines}
+    lines = {line.get_label(): line for line in plots.plot_token_energy(frame.sample(frac=1.0, random_state=0)).lines}
     assert set(lines) == {"a", "b", "c"}
     for name, line in lines.items():
         np.testing.assert_array_equal(line.get_xdata(), np.arange(120))
         np.testing.assert_array_equal(line.get_ydata(), frame.loc[frame["sequence"] == name, "energy"])
-
-
-def test_more_traces_than_a_legend_can_hold_are_pale_and_without_names():
-    ax = plots.plot_token_energy(tokens("thirty"))
-    assert {line.get_alpha() for line in ax.lines} == {8 / 30}
-    assert ax.get_figure().legends == []
+    many = plots.plot_token_energy(tokens("thirty"))  # more than a legend can hold
+    assert {line.get_alpha() for line in many.lines} == {8 / 30}
+    assert many.get_figure().legends == []
 
 
 def test_points_that_a_log_axis_cannot_show_are_counted():
-    assert (
-        plots.plot_proxy(proxies("nan intervals"))
-        .get_title(loc="left")
-        .replace("\n", " ")
-        .endswith("4 not positive, not shown")
-    )
+    title = plots.plot_proxy(proxies("nan intervals")).get_title(loc="left")
+    assert title.replace("\n", " ").endswith("4 not positive, not shown")
 
 
 def test_a_proxy_stands_beside_its_rank_correlation_and_the_diagonal():
@@ -77,36 +60,28 @@ def test_a_proxy_stands_beside_its_rank_correlation_and_the_diagonal():
     assert (plain.get_xlabel(), plain.get_ylabel()) == ("truth", "proxy")
 
 
-def test_each_trace_has_a_panel_of_its_own_on_common_axes():
-    frame = tokens("ordinary")
+@pytest.mark.parametrize(
+    ("shape", "panels"), [("ordinary", 3), ("empty", 1), ("one row", 1), ("thirty", 8), ("long names", 2)]
+)
+def test_each_trace_has_a_panel_of_its_own_on_common_axes(shape, panels):
+    frame = tokens(shape)
     axes = plots.plot_token_energy_panels(frame)
-    assert [ax.get_title(loc="left") for ax in axes] == ["a", "b", "c"]
-    for name, ax in zip("abc", axes, strict=True):
-        (line,) = ax.lines
-        np.testing.assert_array_equal(line.get_ydata(), frame.loc[frame["sequence"] == name, "energy"])
-    assert len({ax.get_ylim() for ax in axes}) == len({ax.get_xlim() for ax in axes}) == 1
-    figure = axes[0].get_figure()
-    figure.canvas.draw()
-    assert_legible(figure)
-    assert [bool(ax.get_xlabel()) for ax in axes] == [False, False, True]
-    assert min(ax.get_window_extent().height for ax in axes) > 0.4 * figure.dpi
-
-
-@pytest.mark.parametrize(("shape", "panels"), [("empty", 1), ("one row", 1), ("thirty", 8), ("long names", 2)])
-def test_panels_of_few_and_many_traces(shape, panels):
-    axes = plots.plot_token_energy_panels(tokens(shape))
     assert len(axes) == panels
+    assert len({ax.get_ylim() for ax in axes}) == len({ax.get_xlim() for ax in axes}) == 1
+    assert [bool(ax.get_xlabel()) for ax in axes[:-1]] == [False] * (panels - 1)
     figure = axes[0].get_figure()
     figure.canvas.draw()
     assert_legible(figure)
+    if shape == "ordinary":
+        assert min(ax.get_window_extent().height for ax in axes) > 0.4 * figure.dpi
+        for name, ax in zip("abc", axes, strict=True):
+            assert ax.get_title(loc="left") == name
+            np.testing.assert_array_equal(ax.lines[0].get_ydata(), frame.loc[frame["sequence"] == name, "energy"])
 
 
 def test_energies_state_a_metric_that_is_not_euclidean():
-    frame = tokens("ordinary")
-    frame.attrs["metric"] = "adam(eps=1e-08, power=0.5, moments=1a)"
+    frame, points = tokens("ordinary"), proxies("ordinary")
+    frame.attrs["metric"] = points.attrs["metric"] = "adam(eps=1e-08, power=0.5, moments=1a)"
     assert "Adam's metric" in plots.plot_token_energy_panels(frame)[0].get_figure().get_supylabel()
-    points = proxies("ordinary")
-    points.attrs["metric"] = frame.attrs["metric"]
     ax = plots.plot_proxy(points)
-    assert "Adam's metric" in ax.get_xlabel()
-    assert "Adam's metric" not in ax.get_ylabel()
+    assert ["Adam's metric" in label for label in (ax.get_xlabel(), ax.get_ylabel())] == [True, False]

@@ -26,6 +26,9 @@ def test_the_line_the_bands_and_the_marks_are_those_of_the_frame():
     assert by_label["lowest: 0.8 [0.5, 1.3]"].get_xdata()[0] == 0.8
     assert by_label["α within prompts: 1.75"].get_xdata()[0] == 1.75
     np.testing.assert_allclose(by_label["without matching (no interval)"].get_ydata(), frame["ratio"])
+    assert all(len(set(to_rgb(line.get_color()))) == 1 for line in ax.lines)  # grey: lines differ in dashes
+    fits = [str(line._unscaled_dash_pattern) for line in ax.lines if line.get_label().startswith("α")]
+    assert len(set(fits)) == len(fits) == 3
 
 
 def test_an_end_of_the_interval_that_is_cut_has_an_arrow():
@@ -38,34 +41,9 @@ def test_an_end_of_the_interval_that_is_cut_has_an_arrow():
     assert "lowest: 0.8 [≤ 0, 1.3]" in [line.get_label() for line in lines]
 
 
-def test_everything_is_grey_and_lines_differ_in_dashes():
-    ax = analyses.plot_variance_curve(curves("ordinary"))
-    for line in ax.lines:
-        red, green, blue = to_rgb(line.get_color())
-        assert red == green == blue
-    fits = [line for line in ax.lines if line.get_label().startswith("α")]
-    assert len({str(line._unscaled_dash_pattern) for line in fits}) == len(fits) == 3
-
-
 def test_the_panels_share_the_parameter_and_one_legend():
     axes = analyses.plot_variance_curve_panels(curves("ordinary"))
     assert [ax.get_ylabel() for ax in axes] == ["relative\nnoise\n(RLOO = 1)", "cosine\n(on-policy)", "bias"]
     assert axes[-1].get_xlabel() == r"exponent $\alpha$"
     (legend,) = plt.gcf().legends
     assert len(legend.get_texts()) == 6
-
-
-def test_an_unknown_value_is_refused():
-    with pytest.raises(ValueError, match="value='rewards' cannot be drawn"):
-        analyses.plot_variance_curve(curves("ordinary"), value="rewards")
-
-
-def test_the_minimiser_stands_between_the_axis_and_the_curve():
-    frame = curves("ordinary")
-    ax = analyses.plot_variance_curve(frame)
-    ax.figure.canvas.draw()
-    (diamond,) = [line for line in ax.lines if line.get_marker() == "D"]
-    height = ax.transAxes.transform((0.0, diamond.get_ydata()[0]))[1] - ax.get_window_extent().y0
-    assert height > 0.5 * diamond.get_markersize() * ax.figure.dpi / 72
-    lowest = ax.transData.transform((0.0, frame["matched_ratio_simultaneous_low"].min()))[1] - ax.get_window_extent().y0
-    assert lowest > height

@@ -1,14 +1,11 @@
 """The studentised bootstrap over prompts, against a loop and on heavy tails."""
 
-import warnings
-
 import numpy as np
 import pandas as pd
 import pytest
+from comparison_batches import correlated_batch, quiet_compare
 from scipy import stats
 
-from gradstats.analyses.variance import compare
-from gradstats.estimators import Batch
 from gradstats.estimators import ratios as in_blocks
 from gradstats.stats import intervals as studentised
 from gradstats.stats.intervals import (
@@ -37,42 +34,27 @@ def ratio_of(numerator, denominator, numerator_variance, covariance, denominator
     return FiellerRatio(r, denominator, contrast, covariance - r * denominator_variance, denominator_variance, 30.0)
 
 
-def inside(numbers, psi, level):
-    numerator, denominator, numerator_variance, covariance, denominator_variance = numbers
-    variance = numerator_variance - 2 * psi * covariance + psi**2 * denominator_variance
-    return (numerator - psi * denominator) ** 2 <= stats.t.ppf(0.5 + level / 2, 30) ** 2 * variance
-
-
 @pytest.mark.parametrize(
     ("numbers", "n_pieces"),
     [((2.0, 5.0, 0.3, 0.1, 0.5), 1), ((6.0, 0.5, 0.3, 0.1, 0.5), 2), ((0.2, 0.1, 0.3, 0.1, 0.5), 1)],
 )
 def test_the_set_is_what_the_inequality_says(numbers, n_pieces):
-    ratio = ratio_of(*numbers)
+    ratio, (numerator, denominator, *variances) = ratio_of(*numbers), numbers
     pieces = ratio.solution(0.95)
     assert len(pieces) == n_pieces
     for psi in np.linspace(-60, 60, 4001):
-        assert inside(numbers, psi, 0.95) == any(low <= psi <= high for low, high in pieces)
+        variance = np.dot(variances, [1.0, -2 * psi, psi**2])
+        inside = (numerator - psi * denominator) ** 2 <= stats.t.ppf(0.975, 30) ** 2 * variance
+        assert inside == any(low <= psi <= high for low, high in pieces)
     assert ratio.is_bounded(0.95) == np.isfinite(pieces).all()
 
 
 def test_the_set_inside_a_parameter_space():
-    unresolved = ratio_of(6.0, 0.5, 0.3, 0.0, 0.5)
-    low, high = unresolved.within(0.95, 0.0, np.inf)
+    low, high = ratio_of(6.0, 0.5, 0.3, 0.0, 0.5).within(0.95, 0.0, np.inf)
     assert 0 < low < 12
     assert high == np.inf
-    negative = ratio_of(6.0, -5.0, 0.3, 0.0, 0.5)
-    assert np.isnan(negative.within(0.95, 0.0, np.inf)).all()
+    assert np.isnan(ratio_of(6.0, -5.0, 0.3, 0.0, 0.5).within(0.95, 0.0, np.inf)).all()
     assert np.isnan(FiellerRatio(np.nan, 1.0, 1.0, 0.0, 1.0, 9.0).within(0.95, 0.0, 1.0)).all()
-
-
-def test_a_ratio_without_error_is_a_point():
-    values = np.array([3.0, 4.0, 2.0, 3.5])
-    ratio = fieller_ratio(mean_statistic(2 * values), mean_statistic(values))
-    assert ratio.value == 2.0
-    assert ratio.solution(0.95)[0] == pytest.approx((2.0, 2.0), abs=1e-14)
-    with pytest.raises(ValueError, match=r"confidence_level=1 must lie between 0 and 1"):
-        ratio.solution(1.0)
 
 
 def test_variances_are_those_of_the_means():
@@ -83,6 +65,11 @@ def test_variances_are_those_of_the_means():
     assert ratio.contrast_variance == pytest.approx(expected[0, 0], rel=1e-12)
     assert ratio.covariance == pytest.approx(expected[0, 1], rel=1e-10)
     assert ratio.denominator_variance == pytest.approx(expected[1, 1], rel=1e-12)
+    exact = fieller_ratio(mean_statistic(2 * y), mean_statistic(y))  # a ratio without error is a point
+    assert exact.value == 2.0
+    assert exact.solution(0.95)[0] == pytest.approx((2.0, 2.0), abs=1e-14)
+    with pytest.raises(ValueError, match=r"confidence_level=1 must lie between 0 and 1"):
+        ratio.solution(1.0)
 
 
 @pytest.mark.parametrize("denominator", [0.0, 0.3, 3.0])
@@ -118,58 +105,63 @@ def test_without_a_spread_the_interval_is_students():
     plain = mean.estimate("log").confidence_interval(0.9)
     assert np.log(high / low) == pytest.approx(np.log(plain[1] / plain[0]), rel=0.06)
     assert (low, high) >= (plain[0] * 0.9999, plain[1])
-    constant = skewed_mean(mean_statistic(np.ones(5)), np.ones(5))
-    assert constant.confidence_interval(0.95) == (1.0, 1.0)
+    assert skewed_mean(mean_statistic(np.ones(5)), np.ones(5)).confidence_interval(0.95) == (1.0, 1.0)
+    with pytest.raises(ValueError, match="confidence_level=2"):
+        skewed_mean(mean, values).confidence_interval(2.0)
 
 
 def test_it_is_wider_above_where_the_tail_is_long_and_uses_the_upper_half_alone():
-    rng = np.random.default_rng(1)
-    values = np.exp(1.5 * rng.normal(size=100))
-    found = skewed_mean(mean_statistic(values), values)
+    values = np.exp(1.5 * np.random.default_rng(1).normal(size=100))
+    # The spread does not see how small the small values are.
+    smaller = np.where(values < np.quantile(values, 0.4), 1e-3 * values, values)
+    found, other = (skewed_mean(mean_statistic(one), one) for one in (values, smaller))
     plain = mean_statistic(values).estimate("log").confidence_interval(0.95)
     low, high = found.confidence_interval(0.95)
     assert low == plain[0]
     assert high > 1.05 * plain[1]
-    # The spread does not see how small the small values are.
-    smaller = np.where(values < np.quantile(values, 0.4), 1e-3 * values, values)
-    other = skewed_mean(mean_statistic(smaller), smaller)
-    assert isinstance(found, SkewedMeanEstimate)
-    assert isinstance(other, SkewedMeanEstimate)
     upper = np.log(values[values > np.median(values)]) - np.median(np.log(values))
     assert found.spread == pytest.approx(np.sqrt(np.mean(upper**2)), rel=1e-12)
     assert other.spread == pytest.approx(found.spread, rel=0.05)
     assert skewed_mean(mean_statistic(values), np.where(values < 0.5, -0.1, values)).share == np.mean(values >= 0.5)
 
 
-def test_what_is_not_known_stays_unknown():
-    silent = Statistic(0.0, np.zeros(4))
-    assert np.isnan(skewed_mean(silent, np.zeros(4)).confidence_interval(0.95)).all()
-    two = Statistic(1.0, np.array([np.nan, np.nan]))
-    assert np.isnan(skewed_mean(two, np.array([1.0, 2.0])).confidence_interval(0.95)).all()
-    with pytest.raises(ValueError, match="confidence_level=2"):
-        skewed_mean(mean_statistic(np.array([1.0, 2.0, 4.0])), np.array([1.0, 2.0, 4.0])).confidence_interval(2.0)
+@pytest.mark.parametrize(
+    ("statistic", "values"),
+    [(Statistic(0.0, np.zeros(4)), np.zeros(4)), (Statistic(1.0, np.array([np.nan, np.nan])), np.array([1.0, 2.0]))],
+)
+def test_what_is_not_known_stays_unknown(statistic, values):
+    assert np.isnan(skewed_mean(statistic, values).confidence_interval(0.95)).all()
+
+
+@pytest.mark.parametrize(
+    ("top", "base"),
+    [
+        (mean_statistic(np.array([1.0, -2.0, 0.5, 0.2])), mean_statistic(np.ones(4))),
+        (mean_statistic(np.array([1.0, 2.0])), mean_statistic(np.ones(2))),
+        # Without the only prompt that has a variance, what is left is 0, or the rounding error of a difference.
+        *((Statistic(1.0, np.array([left, 1.3, 1.3, 1.3])),) * 2 for left in (0.0, 1e-31)),
+    ],
+)
+def test_what_has_no_logarithm_has_no_interval(top, base):
+    assert np.isnan(studentised_ratio(top, base).confidence_interval(0.95)).all()
 
 
 @pytest.mark.parametrize("draw", ["lognormal", "gamma", "lognormal of sd 2"])
 def test_it_covers_means_that_student_does_not(draw):
     """60 prompts, 500 data sets: error of a share 0.01."""
-    rng, hits, of_student, unbounded = np.random.default_rng(3), 0, 0, 0
+    rng, sd, found = np.random.default_rng(3), 2.0 if draw == "lognormal of sd 2" else 1.4, []
+    truth = 0.4 if draw == "gamma" else np.exp(sd**2 / 2)
     for _ in range(500):
-        if draw == "gamma":
-            values, truth = rng.gamma(0.4, size=60), 0.4
-        else:
-            sd = 2.0 if draw == "lognormal of sd 2" else 1.4
-            values, truth = np.exp(sd * rng.normal(size=60)), np.exp(sd**2 / 2)
+        values = rng.gamma(0.4, size=60) if draw == "gamma" else np.exp(sd * rng.normal(size=60))
         mean = mean_statistic(values)
         low, high = skewed_mean(mean, values).confidence_interval(0.95)
-        hits += low <= truth <= high
-        unbounded += np.isinf(high)
         margin = stats.t.ppf(0.975, 59) * mean.estimate("log").stderr
-        of_student += abs(np.log(mean.value / truth)) <= margin
-    assert hits / 500 >= 0.92
-    assert hits / 500 <= 0.99 or unbounded > 450  # two standard deviations of the logarithm: few prompts carry all
-    assert of_student <= hits
-    assert draw == "gamma" or of_student / 500 < 0.9
+        found.append((low <= truth <= high, np.isinf(high), abs(np.log(mean.value / truth)) <= margin))
+    held, unbounded, of_student = np.mean(found, axis=0)
+    assert held >= 0.92
+    assert held <= 0.99 or unbounded > 0.9  # two standard deviations of the logarithm: few prompts carry all
+    assert of_student <= held
+    assert draw == "gamma" or of_student < 0.9
 
 
 def test_draws_are_those_of_a_loop():
@@ -209,32 +201,15 @@ def test_draws_are_those_of_a_loop():
     assert not tail_is_carried_by_few(stats.norm.ppf((np.arange(60) + 0.5) / 60))
 
 
-def test_a_multiple_is_exact():
-    values = np.array([3.0, 1.0, 2.0, 7.0])
-    found = studentised_ratio(mean_statistic(0.25 * values), mean_statistic(values))
-    assert (found.value, found.confidence_interval(0.95)) == (0.25, (0.25, 0.25))
-
-
 def test_a_nearly_exact_ratio_keeps_its_digits():
     rng = np.random.default_rng(0)
-    values = np.exp(rng.normal(size=40))
-    wiggle = rng.normal(size=40)
-    coarse, fine = (
-        studentised_ratio(mean_statistic(values * (1 + e * wiggle)), mean_statistic(values)) for e in (1e-4, 1e-8)
-    )
+    values, wiggle = np.exp(rng.normal(size=40)), rng.normal(size=40)
+    base = mean_statistic(values)
+    coarse, fine = (studentised_ratio(mean_statistic(values * (1 + e * wiggle)), base) for e in (1e-4, 1e-8))
     np.testing.assert_allclose(fine.draws, coarse.draws, rtol=1e-2, atol=1e-3)
     assert fine.stderr == pytest.approx(1e-4 * coarse.stderr, rel=1e-3)
-
-
-def test_what_has_no_logarithm_has_no_interval():
-    found = studentised_ratio(mean_statistic(np.array([1.0, -2.0, 0.5, 0.2])), mean_statistic(np.ones(4)))
-    assert np.isnan(found.confidence_interval(0.95)).all()
-    # Without the only prompt that has a variance, what is left is 0, or the rounding error of a difference.
-    for left in (0.0, 1e-31):
-        alone = Statistic(1.0, np.array([left, 1.3, 1.3, 1.3]))
-        assert np.isnan(studentised_ratio(alone, alone).confidence_interval(0.95)).all()
-    two = studentised_ratio(mean_statistic(np.array([1.0, 2.0])), mean_statistic(np.ones(2)))
-    assert np.isnan(two.confidence_interval(0.95)).all()
+    exact = studentised_ratio(mean_statistic(0.25 * values), base)
+    assert (exact.value, exact.confidence_interval(0.95)) == (0.25, (0.25, 0.25))
 
 
 def test_it_covers_paired_ratios_of_lognormal_means():
@@ -242,8 +217,8 @@ def test_it_covers_paired_ratios_of_lognormal_means():
     rng, hits, truth = np.random.default_rng(3), 0, np.exp((1.0**2 - 0.8**2) / 2)
     for _ in range(500):
         common = 0.8 * rng.normal(size=100)
-        top = np.exp(common + 0.6 * rng.normal(size=100))
-        low, high = studentised_ratio(mean_statistic(top), mean_statistic(np.exp(common))).confidence_interval(0.95)
+        top = mean_statistic(np.exp(common + 0.6 * rng.normal(size=100)))
+        low, high = studentised_ratio(top, mean_statistic(np.exp(common))).confidence_interval(0.95)
         hits += low <= truth <= high
     assert 0.93 <= hits / 500 <= 0.992
 
@@ -251,30 +226,26 @@ def test_it_covers_paired_ratios_of_lognormal_means():
 def test_light_tails_are_not_paid_for():
     """Where every prompt has an influence of one size, the interval is Student's but for the resamples' own error."""
     rng = np.random.default_rng(4)
-    signs = rng.permutation(np.repeat([-1.0, 1.0], 100))
-    base = np.exp(0.1 * rng.normal(size=200))
-    found = studentised_ratio(mean_statistic(base * (1.0 + 0.05 * signs)), mean_statistic(base))
-    low, high = found.confidence_interval(0.95)
-    assert np.log(high / low) / 2.0 == pytest.approx(stats.t.ppf(0.975, 199) * found.stderr, rel=0.05)
+    signs, base = rng.permutation(np.repeat([-1.0, 1.0], 100)), np.exp(0.1 * rng.normal(size=200))
+    light, alone = (
+        studentised_ratio(mean_statistic(top), mean_statistic(base))
+        for top in (base * (1.0 + 0.05 * signs), np.r_[30.0, base[1:]])
+    )
+    half = [np.log(np.divide(*one.confidence_interval(0.95)[::-1])) / 2.0 / one.stderr for one in (light, alone)]
+    assert half[0] == pytest.approx(stats.t.ppf(0.975, 199), rel=0.05)
     # One prompt in two hundred that holds most of the error: a degree of freedom.
-    alone = studentised_ratio(mean_statistic(np.r_[30.0, base[1:]]), mean_statistic(base))
-    low, high = alone.confidence_interval(0.95)
-    assert np.log(high / low) / 2.0 >= 0.9 * stats.t.ppf(0.975, 1) * alone.stderr
+    assert half[1] >= 0.9 * stats.t.ppf(0.975, 1)
 
 
 def test_blocks_of_resamples_give_the_same_intervals(monkeypatch):
     """300 resamples and one prompt at a time, in every column of a comparison."""
-    rng = np.random.default_rng(0)
-    rewards, lengths = rng.integers(0, 2, 160).astype(float), rng.integers(5, 60, 160)
-    scores = (rewards[:, None] + rng.normal(size=(160, 8))) * np.sqrt(lengths)[:, None]
-    batch = Batch(rewards, lengths, np.repeat(np.arange(40), 4), sq_norms=1.1 * (scores**2).sum(axis=1))
+    batch, scores = correlated_batch(40, 4)
+    batch = batch.with_fields(sq_norms=1.1 * (scores**2).sum(axis=1))
     labels = ["reinforce", "group_mean", "recipe:grpo", "length_weighted(alpha=0.8, loo=True)", "batch_mean"]
 
     def compared():
         studentised.resampled_prompts.cache_clear()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            return compare(batch, labels, scores, scores_are_sketches=True, n_resamples=4).to_frame()
+        return quiet_compare(batch, labels, scores + 2.0 * batch.rewards[:, None], n_resamples=4).to_frame()
 
     whole = compared()
     monkeypatch.setattr(in_blocks, "TOKENS_AT_ONCE", 1)

@@ -9,14 +9,12 @@ from gradstats.stats.jackknife import mean_statistic
 from gradstats.stats.protocols import effective_sample_size, effective_sample_size_of_means
 
 
-def test_by_hand():
-    assert effective_sample_size(np.full(7, 3.0)) == pytest.approx(7.0)
-    assert effective_sample_size(np.array([1.0, 2.0, 3.0])) == pytest.approx(36.0 / 14.0)
-    assert effective_sample_size(np.array([5.0, 0.0, 0.0])) == pytest.approx(1.0)
-
-
-def test_weights_of_zero_have_none():
-    assert np.isnan(effective_sample_size(np.zeros(3)))
+@pytest.mark.parametrize(
+    ("weights", "size"),
+    [(np.full(7, 3.0), 7.0), ([1.0, 2.0, 3.0], 36.0 / 14.0), ([5.0, 0.0, 0.0], 1.0), (np.zeros(3), np.nan)],
+)
+def test_by_hand(weights, size):
+    assert effective_sample_size(np.array(weights)) == pytest.approx(size, nan_ok=True)
 
 
 def test_from_means_it_is_the_same_number_with_replicates():
@@ -27,21 +25,11 @@ def test_from_means_it_is_the_same_number_with_replicates():
     assert statistic.replicates[0] == pytest.approx(without_first)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "MeasuredRollouts",
-        "MeasuredNorms",
-        "MeasuredBlocks",
-        "MeasuredEntropies",
-        "MeasuredPolicy",
-        "MeasuredSampler",
-        "MeasuredGradients",
-    ],
-)
+@pytest.mark.parametrize("name", ["Rollouts", "Norms", "Blocks", "Entropies", "Policy", "Sampler", "Gradients"])
 def test_a_measurement_satisfies_the_protocol(name):
+    protocol = getattr(protocols, f"Measured{name}")
     batch, _, scores = enumerated().sample(3, 2, 0)
     measurement = probed(batch, scores, 4, 1, np.random.default_rng(0))
-    assert isinstance(measurement, getattr(protocols, name))
+    assert isinstance(measurement, protocol)
     assert isinstance(measurement.rollouts, protocols.Completions)
-    assert not isinstance(batch, getattr(protocols, name))
+    assert not isinstance(batch, protocol)

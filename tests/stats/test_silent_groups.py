@@ -99,17 +99,11 @@ def test_no_distribution_needs_fewer_completions_than_the_bound():
 @pytest.mark.parametrize(
     ("groups", "sentence"),
     [
-        (
-            [[0, 1]] * 4 + [[1, 1]] * 4,
-            r"^50% \[\d+, \d+\] of the groups of 2 are silent \(50% all right, 0% all wrong\)",
-        ),
+        ([[0, 1], [1, 1]] * 4, r"^50% \[\d+, \d+\] of the groups of 2 are silent \(50% all right, 0% all wrong\)"),
         ([[0, 0, 0, 1]] * 30, r"^0% of the groups of 4 are silent\. Fewer than 10% take 4 \[4, 4\] .* as counted"),
         ([[1, 1, 1]] * 5, r"^100% of the groups of 3 are silent \(100% all at the greatest"),
         ([[0, 0.5, 1]] * 5 + [[1, 1, 1]] * 5, r"No number of completions is known to leave fewer than 10%"),
-        (
-            [[0, 0.5, 0.5, 0.5], [0, 0, 0, 0.5]] * 15 + [[1, 1, 1, 1]] * 9,
-            r"Fewer than 10% would take \d+ completions a prompt or more",
-        ),
+        ([[0, 0.5, 0.5, 0.5], [0, 0, 0, 0.5]] * 15 + [[1] * 4] * 9, r"Fewer than 10% would take \d+ completions a"),
     ],
 )
 def test_the_sentence_says_what_the_log_allows(groups, sentence):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from comparison_batches import quiet_compare
 from conftest import ragged_rollouts, tiny_model
 from probed_policies import MANY_DIRECTIONS, drawn_tokens, probed
 from scipy import stats
@@ -16,12 +16,7 @@ from scipy import stats
 import gradstats as gs
 from gradstats.analyses import alpha_report, check_on_policy
 from gradstats.estimators import Batch
-from gradstats.stats import (
-    concentration,
-    fit_energy_scaling,
-    local_slope,
-    token_correlation,
-)
+from gradstats.stats import concentration, fit_energy_scaling, local_slope, token_correlation
 from gradstats.stats.token_profiles import (
     FRACTIONS,
     common_scale,
@@ -33,43 +28,19 @@ from gradstats.stats.token_profiles import (
     prompt_mean,
     surprise,
 )
-from gradstats.stats.variance.sketch_error import probed_statistic
 
 
-def test_prompts_count_equally_whatever_their_completions():
+def test_prompts_count_equally_and_probes_add_their_shared_error():
     statistic = prompt_mean(np.array([1.0, 3.0, 8.0]), np.array([0, 0, 1]))
     assert statistic.value == pytest.approx(5.0)
     np.testing.assert_allclose(statistic.replicates, [8.0, 2.0])
+    along = np.random.default_rng(0).normal(size=(1, 8)) ** 2 * np.ones((40, 1))  # all that varies is the probe
+    given = along.mean(axis=1), np.repeat(np.arange(20), 2)
+    assert prompt_mean(*given, along).estimate().stderr == pytest.approx(along[0].std(ddof=1) / np.sqrt(8))
+    assert prompt_mean(*given).estimate().stderr == pytest.approx(0.0)
 
 
-def test_probes_add_their_shared_error():
-    rng = np.random.default_rng(0)
-    along = rng.normal(size=(1, 8)) ** 2 * np.ones((40, 1))  # all that varies is the probe
-    statistic = prompt_mean(along.mean(axis=1), np.repeat(np.arange(20), 2), along)
-    assert statistic.estimate().stderr == pytest.approx(along[0].std(ddof=1) / np.sqrt(8))
-    assert prompt_mean(along.mean(axis=1), np.repeat(np.arange(20), 2)).estimate().stderr == pytest.approx(0.0)
-
-
-def test_by_hand():
-    excess = [np.array([1.0, -0.5]), np.array([0.5]), np.array([2.0])]
-    estimate = surprise(excess, np.array([0, 0, 1]))
-    assert estimate.value == pytest.approx((0.5 + 2.0) / 2.0)
-
-
-def test_a_coin_scored_as_it_was_drawn_has_none():
-    """The expectation over the coin is exactly 0."""
-    chances = np.array([0.9, 0.1])
-    entropy = -float(chances @ np.log(chances))
-    measured = SimpleNamespace(
-        metadata={},
-        logprobs=[np.log(chances)],
-        entropy=[np.full(2, entropy)],
-        rollouts=SimpleNamespace(masks=[np.ones(2, dtype=bool)]),
-    )
-    assert chances @ excess_of(measured)[0] == pytest.approx(0.0, abs=1e-15)
-
-
-def test_only_counted_tokens_enter():
+def test_the_surprise_of_counted_tokens_by_hand():
     measured = SimpleNamespace(
         metadata={},
         logprobs=[np.array([-1.0, -1e6])],
@@ -77,6 +48,8 @@ def test_only_counted_tokens_enter():
         rollouts=SimpleNamespace(masks=[np.array([True, False])]),
     )
     np.testing.assert_allclose(excess_of(measured)[0], [0.75])
+    excess = [np.array([1.0, -0.5]), np.array([0.5]), np.array([2.0])]
+    assert surprise(excess, np.array([0, 0, 1])).value == pytest.approx((0.5 + 2.0) / 2.0)
 
 
 def test_concentration_is_the_share_of_the_heaviest():
@@ -85,14 +58,8 @@ def test_concentration_is_the_share_of_the_heaviest():
     shares = np.cumsum(squares, axis=1) / squares.sum(axis=1, keepdims=True)
     profile = concentration(measured, [1, 2, 10])
     np.testing.assert_allclose(profile.values, [shares[:, 0].mean(), shares[:, 1].mean(), 1.0], rtol=1e-9)
-    assert profile.to_frame().columns.tolist() == [
-        "tokens_first",
-        "tokens_last",
-        "share",
-        "share_low",
-        "share_high",
-        "n_prompts",
-    ]
+    columns = "tokens_first tokens_last share share_low share_high n_prompts"
+    assert list(profile.to_frame()) == columns.split()
 
 
 def test_noise_of_few_probes_does_not_concentrate_energy():
@@ -138,18 +105,13 @@ PROXY = [np.array([1.0, 3.0, 2.0]), np.array([1.0, 2.0]), np.array([2.0, 5.0, 3.
 PROMPTS = np.array([0, 0, 1, 2])
 
 
-def test_at_the_end_it_is_the_error_of_the_total():
+@pytest.mark.parametrize(("at", "counted"), [(0.25, slice(1)), (1.0, slice(None))])
+def test_cumulative_errors_are_those_of_the_tokens_up_to_there(at, counted):
     scale = sum(e.sum() for e in ENERGIES) / sum(p.sum() for p in PROXY)
-    errors = [abs(scale * p.sum() - e.sum()) / e.sum() for e, p in zip(ENERGIES, PROXY, strict=True)]
-    expected = np.mean([(errors[0] + errors[1]) / 2.0, errors[2], errors[3]])
-    assert cumulative_errors(ENERGIES, PROXY, PROMPTS)[-1].value == pytest.approx(expected)
-
-
-def test_at_a_quarter_it_is_that_of_the_first_tokens():
-    scale = sum(e.sum() for e in ENERGIES) / sum(p.sum() for p in PROXY)
-    errors = [abs(scale * p[0] - e[0]) / e[0] for e, p in zip(ENERGIES, PROXY, strict=True)]
-    first = cumulative_errors(ENERGIES, PROXY, PROMPTS)[FRACTIONS.index(0.25)]
-    assert first.value == pytest.approx(np.mean([(errors[0] + errors[1]) / 2.0, errors[2], errors[3]]))
+    sums = [(e[counted].sum(), p[counted].sum()) for e, p in zip(ENERGIES, PROXY, strict=True)]
+    errors = [abs(scale * p - e) / e for e, p in sums]
+    found = cumulative_errors(ENERGIES, PROXY, PROMPTS)[FRACTIONS.index(at)]
+    assert found.value == pytest.approx(np.mean([(errors[0] + errors[1]) / 2.0, errors[2], errors[3]]))
 
 
 def test_by_hand_of_factor():
@@ -159,14 +121,6 @@ def test_by_hand_of_factor():
     # The statistic is a quotient of means over prompts of sums, in which the number of prompts cancels.
     expected = np.exp(e @ np.abs(np.log(e / (scale * p))) / e.sum())
     assert factor(ENERGIES, PROXY, PROMPTS).value == pytest.approx(expected)
-
-
-def test_a_proxy_in_another_unit_is_perfect():
-    assert factor(ENERGIES, [7.0 * e for e in ENERGIES], PROMPTS).value == pytest.approx(1.0)
-
-
-def test_a_proxy_of_zeros_has_no_scale():
-    assert np.isnan(common_scale(ENERGIES, [np.zeros(len(e)) for e in ENERGIES]))
 
 
 def test_local_slope_of_constant_and_growing_energy():
@@ -183,19 +137,13 @@ def test_local_slope_of_constant_and_growing_energy():
     assert profile.values[0] == pytest.approx(0.5 * np.log2(squares[:, 1].sum() / squares[:, 0].sum()), rel=1e-9)
 
 
-def test_it_is_the_slope_of_least_squares():
+def test_the_slope_is_that_of_least_squares_over_tokens_with_energy():
     expected = stats.linregress(np.log(np.concatenate(PROXY)), np.log(np.concatenate(ENERGIES))).slope
-    assert log_slope(ENERGIES, PROXY, PROMPTS).value == pytest.approx(expected)
-
-
-def test_tokens_without_energy_are_left_out():
-    energies = [np.append(e, 0.0) for e in ENERGIES]
-    proxy = [np.append(p, 7.0) for p in PROXY]
-    assert log_slope(energies, proxy, PROMPTS).value == pytest.approx(log_slope(ENERGIES, PROXY, PROMPTS).value)
-
-
-def test_a_constant_proxy_has_no_slope():
+    without = [np.append(e, 0.0) for e in ENERGIES], [np.append(p, 7.0) for p in PROXY]
+    for energies, proxy in ((ENERGIES, PROXY), without):
+        assert log_slope(energies, proxy, PROMPTS).value == pytest.approx(expected)
     assert np.isnan(log_slope(ENERGIES, [np.ones(len(e)) for e in ENERGIES], PROMPTS).value)
+    assert np.isnan(common_scale(ENERGIES, [np.zeros(len(e)) for e in ENERGIES]))
 
 
 def test_bins_double():
@@ -220,23 +168,11 @@ def test_energy_ratio_and_alpha_know_the_energies():
     assert np.isnan(check_on_policy(without).energy_ratio.value)
 
 
-def test_what_probes_share_enters_the_standard_error():
-    """A mean over many prompts that share the probes is no more accurate than the probes."""
-    found = []
-    for seed in range(300):
-        rng = np.random.default_rng(seed)
-        per_probe = (1 + 0.2 * rng.normal(size=(50, 1))) * rng.normal(size=9) ** 2
-        found.append((per_probe.mean(), probed_statistic(per_probe.mean(axis=1), per_probe).estimate().stderr))
-    values, errors = np.array(found).T
-    assert np.sqrt(np.mean(errors**2)) == pytest.approx(values.std(), rel=0.2)
-
-
 def test_what_is_refused():
     measured = drawn_tokens()[0]
+    none = "no probes of token scores: measure with --set measurement.token_probes=32"
     for function in (token_correlation, local_slope, concentration):
-        with pytest.raises(
-            ValueError, match="no probes of token scores: measure with --set measurement.token_probes=32"
-        ):
+        with pytest.raises(ValueError, match=none):
             function(replace(measured, token_projections=None))
     with pytest.raises(ValueError, match="at least 3 prompts, got 2: measure more"):
         token_correlation(measured.select(slice(0, 6)))
@@ -267,25 +203,18 @@ def case():
     return model, rollouts, token_scores(model, rollouts)
 
 
-def quietly(*arguments, **keywords):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return gs.compare(*arguments, **keywords).to_frame()
-
-
 @pytest.mark.parametrize(("token_exact", "tolerance"), [(8, 0.05), (2, 0.4)])
 def test_a_table_from_the_engine_is_that_of_exact_token_scores(case, token_exact, tolerance):
     model, rollouts, scores = case
     measured = gs.measure(model, rollouts, token_probes=32, token_exact=token_exact, progress=False)
     values = [np.linspace(0.2, 0.6, length) for length in rollouts.lengths]
-    table = quietly(measured, NAMES, values=values)
-    energies = (scores**2).sum(axis=2)
-    cross = np.einsum("ntd,nd->nt", scores, scores.sum(axis=1))
+    energies, cross = (scores**2).sum(axis=2), np.einsum("ntd,nd->nt", scores, scores.sum(axis=1))
     batch = Batch.from_measurement(measured, values=values, token_energy=energies, token_cross=cross)
-    exact = quietly(batch, NAMES, scores)
+    table = quiet_compare(measured, NAMES, values=values).to_frame()
+    exact = quiet_compare(batch, NAMES, scores).to_frame()
     kept = slice(0, 4) if token_exact == 2 else slice(None)
-    np.testing.assert_allclose(table["trace_cov"][kept], exact["trace_cov"][kept], rtol=tolerance)
-    np.testing.assert_allclose(table["ratio"][kept], exact["ratio"][kept], rtol=tolerance)
+    for name in ("trace_cov", "ratio"):
+        np.testing.assert_allclose(table[name][kept], exact[name][kept], rtol=tolerance)
 
 
 def test_proxies_of_a_model_are_judged(case):

@@ -15,6 +15,9 @@ from gradstats.stats.length_scaling.alpha import METHODS
 POINTS = data.load("gloeckle2026")
 
 
+THREE, MANY = {"lengths": [1, 2, 3], "sq_norms": [1, 2, 3]}, np.arange(1.0, 5002.0)
+
+
 def published():
     return fit_length_scaling(lengths=POINTS["length"], sq_norms=POINTS["sq_norm"])
 
@@ -28,13 +31,6 @@ def test_published_points():
     assert (fit.n, fit.n_prompts, fit.interval) == (29, 29, "cluster")
     low, high = fit.confidence_interval(0.95, "t")
     assert (low, high) == (pytest.approx(0.475, abs=5e-4), pytest.approx(1.102, abs=5e-4))
-
-
-def test_published_points_without_the_largest_residual():
-    fit = published()
-    residual = np.log(POINTS["sq_norm"]) - fit.intercept - fit.slope * np.log(POINTS["length"])
-    rest = POINTS.drop(residual.abs().idxmax())
-    assert fit_length_scaling(lengths=rest["length"], sq_norms=rest["sq_norm"]).alpha == pytest.approx(0.707, abs=5e-4)
 
 
 def test_equals_scipy_and_statsmodels():
@@ -57,9 +53,8 @@ def test_predicted_band_equals_statsmodels():
     frame = fit_length_scaling(lengths=lengths, sq_norms=sq_norms).predict(at, 0.8, "t")
     model = sm.OLS(np.log(sq_norms), sm.add_constant(np.log(lengths))).fit()
     expected = model.get_prediction(sm.add_constant(np.log(at))).summary_frame(alpha=0.2)
-    np.testing.assert_allclose(np.log(frame["sq_norm"]), expected["mean"], rtol=1e-9)
-    np.testing.assert_allclose(np.log(frame["sq_norm_low"]), expected["mean_ci_lower"], rtol=1e-9)
-    np.testing.assert_allclose(np.log(frame["sq_norm_high"]), expected["mean_ci_upper"], rtol=1e-9)
+    found = np.log(frame[["sq_norm", "sq_norm_low", "sq_norm_high"]])
+    np.testing.assert_allclose(found, expected[["mean", "mean_ci_lower", "mean_ci_upper"]], rtol=1e-9)
 
 
 def test_repeated_prompts_are_clustered_by_default():
@@ -83,34 +78,16 @@ def test_bootstrap_is_reproducible_and_takes_a_generator():
     assert low < fit.alpha < high
 
 
-def test_takes_a_measurement():
-    lengths, sq_norms, groups = noisy_power_law(10, 3)
-    rollouts = SimpleNamespace(prompt_id=np.array([f"p{g}" for g in groups]))
-    measured = SimpleNamespace(lengths=lengths, sq_norms=sq_norms, rollouts=rollouts)
-    by_hand = fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups)
-    assert fit_length_scaling(measured).alpha == by_hand.alpha
-    assert fit_length_scaling(measured).confidence_interval() == by_hand.confidence_interval()
+def test_takes_a_measurement_without_its_completions_that_count_no_token():
+    lengths, norms = np.array([3, 0, 9, 27, 0, 81]), np.array([2.0, 0.0, 4.0, 9.0, 0.0, 15.0])
+    rollouts = SimpleNamespace(prompt_id=np.array([*"aabbcc"]), truncated=np.array([0, 1, 1, 0, 1, 0]) == 1)
+    measured, counted = SimpleNamespace(lengths=lengths, sq_norms=norms, rollouts=rollouts), lengths > 0
+    fit = fit_length_scaling(measured)
+    expected = fit_length_scaling(lengths=lengths[counted], sq_norms=norms[counted], groups=[*"abbc"])
+    assert (fit.alpha, fit.n, fit.n_truncated) == (expected.alpha, 4, 1)
+    assert fit.confidence_interval() == expected.confidence_interval()
     with pytest.raises(TypeError, match="either measured or the arrays"):
-        fit_length_scaling(measured, groups=groups)
-
-
-def test_order_labels_and_units_change_only_what_they_should():
-    lengths, sq_norms, groups = noisy_power_law(12, 4)
-    fit = fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups)
-    order = np.random.default_rng(0).permutation(len(lengths))
-    shuffled = fit_length_scaling(
-        lengths=lengths[order], sq_norms=7.0 * sq_norms[order], groups=[f"q{99 - g}" for g in groups[order]]
-    )
-    assert shuffled.alpha == pytest.approx(fit.alpha, rel=1e-10)
-    assert shuffled.alpha_stderr == pytest.approx(fit.alpha_stderr, rel=1e-10)
-    assert shuffled.intercept == pytest.approx(fit.intercept + np.log(7.0), rel=1e-10)
-
-
-def test_frame_has_the_interval():
-    frame = published().to_frame(0.9)
-    assert len(frame) == 1
-    assert tuple(frame[["alpha_low", "alpha_high"]].iloc[0]) == published().confidence_interval(0.9)
-    assert frame["confidence_level"].item() == 0.9
+        fit_length_scaling(measured, groups=[*"aabbcc"])
 
 
 def test_norms_that_do_not_vary_have_no_r_squared():
@@ -129,9 +106,15 @@ def test_norms_that_do_not_vary_have_no_r_squared():
         ({"lengths": [1, 2, 3], "sq_norms": [1, 2, np.nan]}, ValueError, "sq_norms must be finite.*first is nan"),
         ({"lengths": [0, 2, 3], "sq_norms": [1, 2, 3]}, ValueError, "lengths must be finite and positive"),
         ({"lengths": [1, 2, 3], "sq_norms": [1, 2]}, ValueError, "one entry per sequence, got 3, 2, 3 and 3"),
-        ({"lengths": [1, 2, 3], "sq_norms": [1, 2, 3], "groups": [1, 1]}, ValueError, "got 3, 3, 2 and 3"),
+        ({**THREE, "groups": [1, 1]}, ValueError, "got 3, 3, 2 and 3"),
         ({"lengths": [[1, 2, 3]], "sq_norms": [1, 2, 3]}, ValueError, r"one-dimensional.*shape \(1, 3\)"),
-        ({"lengths": [1, 2, 3], "sq_norms": [1, 2, 3], "method": "lasso"}, ValueError, "method='lasso'.*ols"),
+        ({**THREE, "method": "lasso"}, ValueError, "method='lasso'.*ols"),
+        (
+            {**THREE, "method": "within_prompt"},
+            ValueError,
+            "within_prompt' needs prompts with completions of different",
+        ),
+        ({"lengths": MANY, "sq_norms": MANY, "method": "theil_sen"}, ValueError, "at most 5000 sequences, got 5001"),
     ],
 )
 def test_bad_input(arguments, error, message):
@@ -141,16 +124,18 @@ def test_bad_input(arguments, error, message):
 
 def test_bad_interval_requests():
     fit = published()
-    with pytest.raises(
-        ValueError, match="method='normal' is not available here for a fit by 'ols': choose from t, hc3"
+    for message, call in (
+        ("method='normal' is not available here for a fit by 'ols': choose from t, hc3", {"method": "normal"}),
+        ("confidence_level=95 must lie between 0 and 1", {"confidence_level": 95.0}),
     ):
-        fit.confidence_interval(method="normal")
-    with pytest.raises(ValueError, match="confidence_level=95 must lie between 0 and 1"):
-        fit.confidence_interval(95.0)
+        with pytest.raises(ValueError, match=message):
+            fit.confidence_interval(**call)
     with pytest.raises(ValueError, match=r"method='bootstrap' is not available here.*choose from t, hc3, cluster"):
         fit.predict([10.0], method="bootstrap")
     with pytest.raises(ValueError, match="lengths must be positive"):
         fit.predict([0.0])
+    with pytest.raises(ValueError, match="method='t' is not available here for a fit by 'ppml'"):
+        fit_length_scaling(**THREE, method="ppml").confidence_interval(method="t")
 
 
 @pytest.mark.parametrize("method", list(METHODS))
@@ -163,26 +148,6 @@ def test_every_method_finds_the_exponent_and_draws_a_band(method):
     band = fit.predict([30.0, 100.0, 300.0])
     assert (band["sq_norm_low"] <= band["sq_norm"]).all()
     assert (band["sq_norm"] <= band["sq_norm_high"]).all()
-
-
-def test_methods_refuse_data_they_cannot_use():
-    with pytest.raises(ValueError, match="within_prompt' needs prompts with completions of different lengths"):
-        fit_length_scaling(lengths=[1, 2, 3], sq_norms=[1, 2, 3], method="within_prompt")
-    many = np.arange(1.0, 5002.0)
-    with pytest.raises(ValueError, match="takes at most 5000 sequences, got 5001"):
-        fit_length_scaling(lengths=many, sq_norms=many, method="theil_sen")
-    with pytest.raises(ValueError, match="method='t' is not available here for a fit by 'ppml'"):
-        fit_length_scaling(lengths=[1, 2, 3], sq_norms=[1, 2, 3], method="ppml").confidence_interval(method="t")
-
-
-def test_completions_without_a_counted_token_are_left_out():
-    lengths, norms = np.array([3, 0, 9, 27, 0, 81]), np.array([2.0, 0.0, 4.0, 9.0, 0.0, 15.0])
-    rollouts = SimpleNamespace(prompt_id=np.array([*"aabbcc"]), truncated=np.array([0, 1, 1, 0, 1, 0]) == 1)
-    counted = lengths > 0
-    fit = fit_length_scaling(SimpleNamespace(lengths=lengths, sq_norms=norms, rollouts=rollouts))
-    expected = fit_length_scaling(lengths=lengths[counted], sq_norms=norms[counted], groups=[*"abbc"])
-    assert (fit.alpha, fit.n, fit.n_truncated) == (expected.alpha, 4, 1)
-    assert fit.confidence_interval() == expected.confidence_interval()
 
 
 def test_truncated_completions_are_counted_and_can_be_left_out():

@@ -116,17 +116,19 @@ def test_an_excellent_proxy_leaves_the_error_of_all_prompts(drawn):
 def test_what_cannot_be_weighted_or_matched_is_named(drawn):
     batch, scores, scored = drawn
     assert set(unweightable(["rloo", "norm_weighted", "james_stein"])) == {"norm_weighted", "james_stein"}
-    with pytest.raises(ValueError, match="norm_weighted needs sq_norms"):
-        proxy_noise(scored, ["norm_weighted"])
-    with pytest.raises(ValueError, match="james_stein"):
-        calibrate(batch, ["james_stein"], scored, scores=scores)
-    with pytest.raises(ValueError, match=r"rewards has shape \(2,\), but prompts has shape \(3,\)"):
-        Scored([0, 0, 1], [1, 0], [3, 3, 3])
-    with pytest.raises(ValueError, match="group_size=5 must lie between 1 and 4"):
-        proxy_noise(scored, ["rloo"], group_size=5)
     named = Scored(np.repeat(np.arange(400, 800), 4), scored.rewards, scored.lengths)
-    with pytest.raises(ValueError, match=r"none of the 60 measured prompts \(\d+, …\) is among the 400 scored ones"):
-        calibrate(batch, LABELS, named, scores=scores)
+    for message, call in (
+        ("norm_weighted needs sq_norms", lambda: proxy_noise(scored, ["norm_weighted"])),
+        ("james_stein", lambda: calibrate(batch, ["james_stein"], scored, scores=scores)),
+        (r"rewards has shape \(2,\), but prompts has shape \(3,\)", lambda: Scored([0, 0, 1], [1, 0], [3, 3, 3])),
+        ("group_size=5 must lie between 1 and 4", lambda: proxy_noise(scored, ["rloo"], group_size=5)),
+        (
+            r"none of the 60 measured prompts \(\d+, …\) is among the 400 scored ones",
+            lambda: calibrate(batch, LABELS, named, scores=scores),
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 @pytest.mark.slow

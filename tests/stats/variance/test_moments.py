@@ -1,6 +1,6 @@
 """Moments of groups against loops, and batch-level estimators against complete enumeration of the deals."""
 
-from dataclasses import astuple, replace
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -53,12 +53,8 @@ def test_the_u_statistic_equals_loops_with_and_without_each_unit(signed):
         assert values[k] == pytest.approx(by_loops(first[k], second[k], signs))
         expected = [by_loops(first[k], second[k], signs, left_out) for left_out in range(5)]
         np.testing.assert_allclose(without[k], expected)
-
-
-def test_two_units_have_a_value_and_no_replicates():
-    vectors = np.array([[1.0, 2.0], [3.0, -1.0]])
-    value, without = mean_over_pairs(vectors, vectors)
-    assert value == pytest.approx(1.0)
+    value, without = mean_over_pairs(*[first[:, :2]] * 2)  # two units have a value and no replicates
+    np.testing.assert_allclose(value, (first[:, 0] * first[:, 1]).sum(axis=1))
     assert np.isnan(without).all()
 
 
@@ -92,27 +88,6 @@ def test_moments_equal_loops_over_prompts(group_size):
         assert statistic.value == pytest.approx(by_loops(range(5))[position])
         without = [by_loops([p for p in range(5) if p != left])[position] for left in range(5)]
         np.testing.assert_allclose(statistic.replicates, without)
-
-
-def test_variance_components_equal_loops():
-    batch, scores = correlated_batch(n_prompts=12, size=8)
-    result = quietly(compare, batch, ["rloo", "token_mean"], scores, group_size=4)
-    frame = result.variance_components()
-    for position, name in enumerate(["rloo", "token_mean"]):
-        spreads = []
-        for prompt in range(12):
-            gradients = []
-            for part in range(2):
-                rows = np.arange(4) + 8 * prompt + 4 * part
-                gradients.append(est.get(name).weights(batch.select(rows)) @ scores[rows])
-            spreads.append(((np.array(gradients) - np.mean(gradients, axis=0)) ** 2).sum())
-        assert frame["within_prompt"].iloc[position] == pytest.approx(np.mean(spreads), rel=1e-10)
-        logs = np.log([(np.sum(spreads) - s) / 11 for s in spreads])
-        margin = stats.t.ppf(0.975, 11) * np.sqrt(11 / 12 * ((logs - logs.mean()) ** 2).sum())
-        # The lower end; the upper one is raised to that of lognormal samples.
-        assert frame["within_prompt_low"].iloc[position] == pytest.approx(np.mean(spreads) * np.exp(-margin), rel=1e-8)
-    total = frame["within_prompt"] + frame["between_prompt"]
-    np.testing.assert_allclose(total, result.to_frame()["trace_cov"], rtol=1e-10)
 
 
 @pytest.mark.parametrize("reference", ["rloo", "recipe"])
@@ -153,20 +128,6 @@ def test_the_parts_are_the_means_over_distinct_prompts():
     cubes = np.mean([gram[a, b] * gram[b, c] * gram[c, a] for a, b, c in permutations(range(6), 3)])
     squares = np.mean([gram[m, k] ** 2 for m, k in pairs])
     assert parts.skewness == pytest.approx(8.0 * cubes / (2.0 * squares) ** 1.5, rel=1e-9)
-
-
-def test_the_parts_are_those_of_the_population():
-    """Gradients N(μ, Σ): ζ = μ'Σμ and δ = tr Σ², and 4ζ/M + 2δ/(M(M−1)) is the variance of the mean over pairs."""
-    rng, mean, spread = np.random.default_rng(0), np.array([0.5, 0.0, 0.2]), np.array([1.0, 2.0, 0.5])
-    found, signals = [], []
-    for _ in range(4000):
-        g = mean + spread * rng.normal(size=(12, 3))
-        found.append(astuple(signal_components(g))[:3])
-        signals.append(found[-1][0])
-    average, stderr = np.mean(found, axis=0), np.std(found, axis=0) / np.sqrt(4000)
-    expected = np.array([mean @ mean, mean**2 @ spread**2, np.sum(spread**4)])
-    assert np.all(np.abs(average - expected) < 4 * stderr)
-    assert np.var(signals) == pytest.approx(4 * expected[1] / 12 + 2 * expected[2] / (12 * 11), rel=0.1)
 
 
 def test_inner_products_may_have_a_signature():
@@ -258,21 +219,19 @@ def test_a_group_level_estimator_declared_batch_level_gets_its_own_row(group_siz
     """Value and standard error to 1e-12, whatever the number of deals; a ratio of exactly 1 has no error."""
     batch, scores = interleaved_batch([4] * 42, signal=1.0)
     keywords = {"group_size": group_size, "n_resamples": 5, "prompts_per_batch": 10}
-    local, dealt = (
-        quiet_compare(batch, [each, "reinforce"], scores, **keywords).rows[0] for each in ("rloo", batch_level("rloo"))
-    )
+
+    def row_of(estimator, **others):
+        return quiet_compare(batch, [estimator, "reinforce"], scores, **keywords, **others).rows[0]
+
+    local, dealt = row_of("rloo"), row_of(batch_level("rloo"))
     for name in ("trace_cov", "signal_sq"):
         mine, theirs = getattr(dealt, name), getattr(local, name)
-        assert mine.value == pytest.approx(theirs.value, rel=1e-12)
-        assert mine.stderr == pytest.approx(theirs.stderr, rel=1e-12)
+        assert (mine.value, mine.stderr) == pytest.approx((theirs.value, theirs.stderr), rel=1e-12)
     assert dealt.ratio.value == pytest.approx(1.0, rel=1e-13)
     assert dealt.ratio.stderr < 1e-13
     assert dealt.ratio.confidence_interval(0.95) == pytest.approx((1.0, 1.0), rel=1e-13)
     assert (dealt.n_deals, dealt.share_of_deals) == (5, pytest.approx(0.0, abs=1e-12))
-    different, alone = (
-        quiet_compare(batch, [each], scores, reference="reinforce", **keywords).rows[0]
-        for each in (batch_level("token_mean"), "token_mean")
-    )
+    different, alone = (row_of(one, reference="reinforce") for one in (batch_level("token_mean"), "token_mean"))
     assert different.ratio.stderr == pytest.approx(alone.ratio.stderr, rel=1e-10)
 
 
@@ -282,9 +241,21 @@ def test_more_deals_leave_less_error_and_the_number_is_chosen_by_it():
     assert (few.n_deals, many.n_deals) == (16, 512)
     assert many.share_of_deals < 0.3 * few.share_of_deals
     chosen = quiet_compare(batch, ["batch_mean"], scores)
-    row = chosen.rows[0]
+    (row,) = chosen.rows
     assert row.share_of_deals <= 0.01 or row.n_deals == 512
     assert f"shuffled into new batches {row.n_deals} times" in " ".join(chosen.notes)
+
+
+def test_the_scatter_of_few_deals_is_not_counted_as_spread_between_prompts():
+    """Standard errors from 16 deals agree with those from 512 on average over seeds."""
+    batch, scores = interleaved_batch([4] * 20)
+
+    def stderr_of(number, seed=0):
+        options = {"prompts_per_batch": 5, "n_resamples": number, "rng": seed}
+        return quiet_compare(batch, ["batch_mean(loo=True)"], scores, **options).rows[0].ratio.stderr
+
+    few = [stderr_of(16, seed) for seed in range(12)]
+    assert np.sqrt(np.mean(np.square(few))) == pytest.approx(stderr_of(512), rel=0.15)
 
 
 def test_many_small_batches_are_dealt_less_often(monkeypatch):
@@ -297,21 +268,6 @@ def test_many_small_batches_are_dealt_less_often(monkeypatch):
     assert (of_batch.n_deals, local.n_deals) == (100, 512)
 
 
-def test_the_scatter_of_few_deals_is_not_counted_as_spread_between_prompts():
-    """Standard errors from 16 deals agree with those from 512 on average over seeds."""
-    batch, scores = interleaved_batch([4] * 20)
-    keywords = {"estimators": ["batch_mean(loo=True)"], "scores": scores, "prompts_per_batch": 5}
-    many = quiet_compare(batch, n_resamples=512, **keywords).rows[0].ratio.stderr
-    few = [quiet_compare(batch, n_resamples=16, rng=seed, **keywords).rows[0].ratio.stderr for seed in range(12)]
-    assert np.sqrt(np.mean(np.square(few))) == pytest.approx(many, rel=0.15)
-
-
-def test_prompts_that_no_deal_holds_do_not_count_as_dropped_groups():
-    batch, scores = interleaved_batch([4] * 9)
-    row = quiet_compare(batch, ["constant(b=optimal)"], scores, prompts_per_batch=4, n_resamples=1).rows[0]
-    assert row.kept_share.value == 1.0
-
-
 def test_the_share_of_bias_is_that_of_the_batch_that_is_dealt():
     """Batches of a quarter of the prompts, whose bias and variance belong together."""
     batch, scores = interleaved_batch([4] * 80, signal=3.0)
@@ -319,6 +275,10 @@ def test_the_share_of_bias_is_that_of_the_batch_that_is_dealt():
     local = quiet_compare(batch, ["grpo"], scores, prompts_per_batch=20).to_frame().iloc[0]
     for end in ("", "_low", "_high"):
         assert dealt[f"bias_share{end}"] == pytest.approx(local[f"bias_share{end}"], rel=1e-9)
+    # Prompts that no deal holds do not count as dropped groups.
+    batch, scores = interleaved_batch([4] * 9)
+    row = quiet_compare(batch, ["constant(b=optimal)"], scores, prompts_per_batch=4, n_resamples=1).rows[0]
+    assert row.kept_share.value == 1.0
 
 
 def test_a_batch_level_estimator_sees_whole_batches():
@@ -369,21 +329,6 @@ def test_clipped_gradients_against_enumeration(name):
     assert not row["bias_share_low"] <= plain.bias_share(1) <= row["bias_share_high"]
 
 
-@pytest.mark.parametrize("name", ["rloo", "recipe:grpo"])
-def test_the_cosine_of_clipped_gradients_has_no_bias(name):
-    """Mean of 24 data sets of 300 groups against enumeration: within 3.5 standard errors, of 0.0012 and less."""
-    estimator = est.get(name)
-    norm = clipping_norm(estimator, 3)
-    keywords = {"prompts_per_batch": 3, "max_grad_norm": norm, "n_resamples": 8}
-    found = []
-    for seed in range(24):
-        batch, _, token_scores = POLICY.sample(300, 2, rng=seed)
-        found.append(quiet_compare(batch, [estimator], token_scores, **keywords).to_frame()["cosine"].iloc[0])
-    error = np.std(found) / np.sqrt(len(found))
-    assert error < 1.2e-3
-    assert abs(np.mean(found) - POLICY.batch_moments(estimator, 2, 3, norm).cosine) < 3.5 * error
-
-
 def test_few_deals_leave_no_bias_in_the_cosine(monkeypatch):
     """Two deals overstate the jackknife's bias; without its correction the cosine is too small by a term of 1/D."""
     estimator = est.get("recipe:grpo")
@@ -413,12 +358,8 @@ def test_a_norm_that_no_batch_reaches_changes_nothing():
         np.testing.assert_allclose(frame[quantity], plain[quantity], rtol=1e-9, atol=1e-12)
     assert frame.attrs["max_grad_norm"] == 1e9
     assert any("clipped to the norm 1e+09, which changes 0.0% (rloo) and 0.0% (token_mean)" in n for n in found.notes)
-
-
-def test_what_clipping_refuses():
-    batch, scores = interleaved_batch([4] * 10)
     with pytest.raises(ValueError, match="max_grad_norm clips gradients of batches, whose variance needs two disjoint"):
-        quiet_compare(batch, ["rloo"], scores, prompts_per_batch=6, max_grad_norm=1.0)
+        quiet_compare(batch, ["rloo"], scores, prompts_per_batch=21, max_grad_norm=1.0)
     with pytest.raises(ValueError, match="max_grad_norm is 0.0: it must be a number above 0"):
         quiet_compare(batch, ["rloo"], scores, max_grad_norm=0.0)
 

@@ -7,13 +7,7 @@ import pandas as pd
 import pytest
 from comparison_batches import quiet_compare
 
-from gradstats.analyses import (
-    allocate,
-    batch_size,
-    compare,
-    variance_by_group_size,
-    variance_by_success,
-)
+from gradstats.analyses import allocate, batch_size, compare, variance_by_group_size, variance_by_success
 from gradstats.analyses.group_sizes import _equivalents
 from gradstats.analyses.length_bins import variance_by_length
 from gradstats.estimators import Batch
@@ -91,11 +85,16 @@ def test_analyses_in_blocks_are_those_of_vectors(sizes, dtype, in_blocks):
         pd.testing.assert_frame_equal(before[ends], after[ends], rtol=tolerance, atol=1e-7)
 
 
-def pooled(scores, prompt, groups, surplus, error):
-    within = PromptGrams.of(scores, prompt)
-    of_scores = ScoreProducts(scores, np.arange(len(scores)), prompt, within, error)
-    share = 1.0 / groups.groups_per_prompt[groups.prompt[groups.group]]
+def pooled(scores, groups, surplus, error):
+    prompt = groups.prompt[groups.group]
+    of_scores = ScoreProducts(scores, np.arange(len(scores)), prompt, PromptGrams.of(scores, prompt), error)
+    share = 1.0 / groups.groups_per_prompt[prompt]
     return PooledProducts(of_scores, np.arange(len(scores)), groups.group, share, error is not None, surplus)
+
+
+def sketched(two_groups, seed=2):
+    scores, groups, _, surplus = two_groups
+    return pooled(scores, groups, surplus, SketchError(25, 14, np.random.default_rng(seed)))
 
 
 @pytest.fixture
@@ -114,47 +113,24 @@ def test_moments_are_those_of_explicit_gradients(two_groups, sketched, in_blocks
     in_blocks()
     scores, groups, weights, surplus = two_groups
     surplus, error = (surplus, SketchError(25, 14, np.random.default_rng(2))) if sketched else (None, None)
-    prompt = groups.prompt[groups.group]
     explicit = [prompt_moments(scores, one, groups, surplus, error) for one in weights]
-    found = moments_from_products(pooled(scores, prompt, groups, surplus, error), list(weights), groups)
-    inside = np.arange(14) % 3 > 0
-    pairs = [
-        *((getattr(a, name), getattr(b, name)) for a, b in zip(explicit, found, strict=True)
-          for name in ("second_moment", "signal", "within", "trace_cov")),
-        (cross_signal(*explicit, error), cross_signal(*found)),
-        (cross_signal_among(*explicit, inside, error), cross_signal_among(*found, inside)),
-    ]  # fmt: skip
+    found = moments_from_products(pooled(scores, groups, surplus, error), list(weights), groups)
+    inside, names = np.arange(14) % 3 > 0, ("second_moment", "signal", "within", "trace_cov")
+    pairs = [(getattr(a, name), getattr(b, name)) for a, b in zip(explicit, found, strict=True) for name in names]
+    pairs.append((cross_signal(*explicit, error), cross_signal(*found)))
+    pairs.append((cross_signal_among(*explicit, inside, error), cross_signal_among(*found, inside)))
     for before, after in pairs:
         assert after.value == pytest.approx(before.value, rel=1e-12)
         np.testing.assert_allclose(after.replicates, before.replicates, rtol=1e-10, atol=1e-12)
         assert (after.sketch is None) == (before.sketch is None) == (not sketched)
         if sketched:
             assert added_variance(after.sketch) == pytest.approx(added_variance(before.sketch), rel=1e-9, abs=1e-12)
-    for before, after in zip(explicit, found, strict=True):
+    squares = (scores**2).sum(axis=1) + (0.0 if surplus is None else surplus)
+    for given, before, after in zip(weights, explicit, found, strict=True):
         np.testing.assert_allclose(after.means, before.means, atol=1e-12)
         np.testing.assert_allclose(after.first_means(5), before.means[:5], atol=1e-12)
-    squares = (scores**2).sum(axis=1) + (0.0 if surplus is None else surplus)
-    for given, *both in zip(weights, explicit, found, strict=True):
         expected = completions_that_carry(given**2 * squares)
-        assert [one.completions for one in both] == pytest.approx([expected] * 2, rel=1e-9)
-
-
-def test_scores_are_read_once_for_all_weightings(two_groups, monkeypatch):
-    scores, groups, weights, surplus = two_groups
-    given = pooled(scores, groups.prompt[groups.group], groups, surplus, SketchError(25, 14, np.random.default_rng(2)))
-    readings = []
-    blocks = ScoreProducts.blocks
-    monkeypatch.setattr(ScoreProducts, "blocks", lambda self, *args: readings.append(args) or blocks(self, *args))
-    first, second = moments_from_products(given, list(weights), groups)
-    cross = cross_signal(first, second)
-    assert len(readings) == 2  # sums, then products with their totals
-    moments_from_products(given, list(3.0 * weights), groups)
-    assert len(readings) == 2
-    ratio = first.trace_cov / second.trace_cov
-    assert ratio.variance() > 0.0
-    n_read = len(readings)
-    assert cross.variance() > 0.0
-    assert len(readings) == n_read > 2  # errors of all forms together
+        assert (before.completions, after.completions) == pytest.approx((expected, expected), rel=1e-9)
 
 
 def test_multiples_have_one_unit():
@@ -171,18 +147,18 @@ def test_multiples_have_one_unit():
 
 
 def test_errors_stay_known_without_the_scores(two_groups):
-    scores, groups, weights, surplus = two_groups
-    given = pooled(scores, groups.prompt[groups.group], groups, surplus, SketchError(25, 14, np.random.default_rng(2)))
+    _, groups, weights, _ = two_groups
+    given, other = sketched(two_groups), sketched(two_groups, seed=3)
     first, second = (one.trace_cov for one in moments_from_products(given, list(weights), groups))
-    again = pickle.loads(pickle.dumps(first / second))
+    ratio = first / second
+    again = pickle.loads(pickle.dumps(ratio))
     assert isinstance(again, Statistic)
     assert len(pickle.dumps(again)) < 20_000
     given.products.forms.release()
-    assert again.variance() == (first / second).variance()
-    assert again.sketch.covariance(again.sketch) == (first / second).sketch.covariance((first / second).sketch) != 0.0
+    assert again.variance() == ratio.variance()
+    assert again.sketch.covariance(again.sketch) == ratio.sketch.covariance(ratio.sketch) != 0.0
     with pytest.raises(RuntimeError, match="were released"):
         given.products.form(np.zeros((60, 16)), np.zeros(4))
-    other = pooled(scores, groups.prompt[groups.group], groups, surplus, SketchError(25, 14, np.random.default_rng(3)))
     with pytest.raises(ValueError, match="different sketches"):
         moments_from_products(other, list(weights), groups)[0].trace_cov + first
 

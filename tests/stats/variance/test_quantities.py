@@ -39,30 +39,14 @@ def moments_of(gradients):
     return prompt_moments(rows, np.ones(len(rows)), Groups(n, n, prompt, 0))
 
 
-def statistics_of(gradients, reference=None, target=None, *, known=None, scale=None, prompts_per_batch=10, kept=None):
+def statistics_of(gradients, reference=None, target=None, *, known=None, scale=None, prompts_per_batch=10):
     """What quantities are computed from, of gradients beside a reference's and a target's."""
     moments = moments_of(gradients)
-
     reference, target = (None if one is None else moments_of(one) for one in (reference, target))
-    return GradientStatistics(
-        moments.trace_cov,
-        moments.second_moment,
-        moments.signal,
-        np.ones(len(gradients)) if kept is None else np.asarray(kept, dtype=float),
-        prompts_per_batch,
-        reference,
-        target,
-        None if target is None else cross_signal(moments, target),
-        None if reference is None or target is None else cross_signal(reference, target),
-        known,
-        moments.within,
-        scale,
-    )
-
-
-def along(*values):
-    """One-dimensional gradients, one a prompt."""
-    return [[[value]] for value in values]
+    on_target = None if target is None else cross_signal(moments, target)
+    of_reference = None if reference is None or target is None else cross_signal(reference, target)
+    parts = (moments.trace_cov, moments.second_moment, moments.signal, np.ones(len(gradients)), prompts_per_batch)
+    return GradientStatistics(*parts, reference, target, on_target, of_reference, known, moments.within, scale)
 
 
 RNG = np.random.default_rng(0)
@@ -145,17 +129,9 @@ def test_each_quantity_is_its_definition(problem, size):
         assert low < high or quantity in possible, quantity  # of one dimension they may be cut to a point
 
 
-def test_variance_within_and_between_prompts_are_those_of_an_analysis_of_variance():
-    statistics = statistics_of([[[1.0], [3.0]], [[0.0], [4.0]], [[8.0], [8.5]]])
-    within = np.mean([2.0, 8.0, 0.125])
-    between = np.var([2.0, 2.0, 8.25], ddof=1) - within / 2
-    values = [quantity(statistics).value for quantity in (within_prompt, between_prompt, trace_cov)]
-    assert values == pytest.approx([within, between, within + between], rel=1e-12)
-
-
 def test_unbiased_estimates_may_be_negative():
     assert between_prompt(statistics_of([[[1.0], [3.0]], [[3.0], [1.0]], [[0.0], [4.0]]])).value < 0
-    assert signal_sq(statistics_of(along(1, -1, 0))).value == pytest.approx(-1 / 3, rel=1e-14)
+    assert signal_sq(of([1, -1, 0])).value == pytest.approx(-1 / 3, rel=1e-14)
     changed = FIRST - np.array([0.5, -0.5, 0.5, -0.5, 0.0])
     value, low, _ = bias_share(of(changed, target=FIRST, prompts_per_batch=1)).with_interval(0.95)
     assert value == pytest.approx(-0.05 / (np.var(changed, ddof=1) - 0.05), rel=1e-12)
@@ -253,18 +229,17 @@ def test_the_standard_error_is_the_jackknife_of_the_logarithm(quantity):
     assert estimate.stderr == pytest.approx(np.sqrt(3 / 4 * np.sum((logs - logs.mean()) ** 2)), rel=1e-12)
 
 
+def test_variance_within_and_between_prompts_are_those_of_an_analysis_of_variance():
+    statistics = statistics_of([[[1.0], [3.0]], [[0.0], [4.0]], [[8.0], [8.5]]])
+    within = np.mean([2.0, 8.0, 0.125])
+    between = np.var([2.0, 2.0, 8.25], ddof=1) - within / 2
+    values = [quantity(statistics).value for quantity in (within_prompt, between_prompt, trace_cov)]
+    assert values == pytest.approx([within, between, within + between], rel=1e-12)
+
+
 def test_a_signal_is_resolved_where_its_interval_lies_above_zero():
     narrow, wide = (EstimatorVariance("mine", {"signal_sq": Estimate(1.0, by, "raw", np.inf)}) for by in (0.4, 0.6))
     assert (narrow.resolved(0.95), wide.resolved(0.95), wide.resolved(0.8)) == (True, False, True)
-
-
-def test_the_cosine_pairs_no_completion_with_itself():
-    """Noise that both share and whose expectation is 0 does not make a cosine."""
-    shared = np.random.default_rng(0).normal(size=(400, 3)) * [0.0, 1.0, 1.0]
-    statistics = of(shared + np.array([1.0, 0.0, 0.0]), target=shared + np.array([1.0, 1.0, 0.0]))
-    value, low, high = cosine(statistics).with_interval(0.99)
-    assert low < np.sqrt(0.5) < high
-    assert value < 0.9
 
 
 def test_with_a_known_scale_the_direction_of_the_bias_needs_no_resolved_target():
@@ -288,48 +263,48 @@ def test_a_known_coefficient_takes_the_place_of_the_estimate():
     value, low, high = matched_ratio(of(FIRST, SECOND, SECOND, known=0.5)).with_interval(0.95)
     assert value == pytest.approx(4 * np.var(FIRST) / np.var(SECOND), rel=1e-12)
     assert low < value < high
-
-
-def test_what_ranks_estimators_is_the_matched_ratio_up_to_a_common_factor():
+    halved = matched_trace_cov(of(FIRST, SECOND, known=0.5))
+    assert halved.value == pytest.approx(4 * np.var(FIRST, ddof=1), rel=1e-12)
+    # What ranks estimators is the matched ratio up to a common factor.
     values = [matched_trace_cov(of(first, SECOND, SECOND)).value for first in (FIRST, SECOND)]
     found = matched_ratio(of(FIRST, SECOND, SECOND)).with_interval(0.95)[0]
     assert values[0] / values[1] == pytest.approx(found, rel=1e-12)
-    halved = matched_trace_cov(of(FIRST, SECOND, known=0.5))
-    assert halved.value == pytest.approx(4 * np.var(FIRST, ddof=1), rel=1e-12)
 
 
 Z = 1.959963984540054
 
 
-def test_independent_groups_have_wilsons_interval():
-    """Ten of twenty, with the standard error of a mean of independent groups (ddof 1): n_eff = 19."""
-    n = 19.0
-    margin = Z * np.sqrt(0.25 / n + Z**2 / (4 * n**2)) / (1 + Z**2 / n)
-    found = share_kept(np.repeat([0.0, 1.0], 10)).with_interval(0.95)
-    assert found == pytest.approx((0.5, 0.5 - margin, 0.5 + margin), rel=1e-9)
+MARGIN = Z * np.sqrt(0.25 / 19 + Z**2 / (4 * 19**2)) / (1 + Z**2 / 19)
 
 
-def test_a_share_of_all_or_none_has_an_interval_too():
-    assert share_kept(np.ones(20)).with_interval(0.95) == pytest.approx((1.0, 20 / (20 + Z**2), 1.0), rel=1e-9)
-    assert share_kept(np.zeros(20)).with_interval(0.95) == pytest.approx((0.0, 0.0, Z**2 / (20 + Z**2)), rel=1e-9)
+@pytest.mark.parametrize(
+    ("kept", "expected"),
+    [
+        # Ten of twenty, with the standard error of a mean of independent groups (ddof 1): n_eff = 19.
+        (np.repeat([0.0, 1.0], 10), (0.5, 0.5 - MARGIN, 0.5 + MARGIN)),
+        (np.ones(20), (1.0, 20 / (20 + Z**2), 1.0)),
+        (np.zeros(20), (0.0, 0.0, Z**2 / (20 + Z**2))),
+    ],
+)
+def test_independent_groups_have_wilsons_interval(kept, expected):
+    assert share_kept(kept).with_interval(0.95) == pytest.approx(expected, rel=1e-9)
 
 
 HEAVY, EVEN = (1e-3, 1e3, -1e-3, 1e-3), (1, -1, 1, -1)
 
 
 @pytest.mark.parametrize(
-    ("gradients", "most_influential", "n_effective"),
+    ("statistics", "most_influential", "n_effective"),
     [
-        (along(*HEAVY), 1, 1.0),
-        (along(*EVEN), 0, 4.0),
+        (of(HEAVY), 1, 1.0),
+        (of(EVEN), 0, 4.0),
         # About their mean of 9 the gradients lie at 1, 1, 1 and −3: the smallest is the one that spreads them.
-        (along(10.0, 10.0, 10.0, 6.0), 3, 336**2 / (3 * 1e4 + 36**2)),
+        (of([10.0, 10.0, 10.0, 6.0]), 3, 336**2 / (3 * 1e4 + 36**2)),
         # Several groups of a prompt count once: squares of 1, 2 and 0.
-        ([[[1.0], [-1.0]], [[2.0], [0.0]], [[0.0], [0.0]]], None, 9 / 5),
+        (statistics_of([[[1.0], [-1.0]], [[2.0], [0.0]], [[0.0], [0.0]]]), None, 9 / 5),
     ],
 )
-def test_how_many_prompts_carry_the_variance_and_which_counts_most(gradients, most_influential, n_effective):
-    statistics = statistics_of(gradients)
+def test_how_many_prompts_carry_the_variance_and_which_counts_most(statistics, most_influential, n_effective):
     assert n_effective_prompts(statistics) == pytest.approx(n_effective, rel=1e-8)
     assert most_influential is None or most_influential_prompt(statistics) == most_influential
 
@@ -373,14 +348,6 @@ def matched_ratios_of(rng, known):
     return [matched_ratio(of(one, base, base, known=each)) for one, each in zip(others, known, strict=True)]
 
 
-def test_simultaneous_ratios_contain_the_single_intervals():
-    ratios = ratios_of(np.random.default_rng(0), [1.0, 2.0, 0.5])
-    for one, (low, high) in zip(ratios, simultaneous(ratios, 0.9), strict=True):
-        alone = one.confidence_interval(0.9)
-        assert low <= alone[0] < alone[1] <= high
-    assert simultaneous(ratios[:1], 0.9)[0] == pytest.approx(ratios[0].confidence_interval(0.9))
-
-
 def test_simultaneous_matched_ratios_contain_the_single_sets_and_widen_with_the_number_of_rows():
     found = matched_ratios_of(np.random.default_rng(1), (None, 1.0, None, None))
     few, many = simultaneous(found[:1], 0.9), simultaneous(found, 0.9)
@@ -390,50 +357,47 @@ def test_simultaneous_matched_ratios_contain_the_single_sets_and_widen_with_the_
     assert many[0][0] < few[0][0] < few[0][1] < many[0][1]
 
 
-def test_simultaneous_matched_ratios_of_known_scales_are_those_of_the_ratios_scaled():
-    found = matched_ratios_of(np.random.default_rng(0), (1.0, 0.5))
-    plain = simultaneous([row.ratio for row in found], 0.9)
-    expected = [plain[0], tuple(4 * end for end in plain[1])]
-    np.testing.assert_allclose(simultaneous(found, 0.9), expected)
-
-
 def test_exact_ratios_and_unknown_ones_take_no_part():
-    ratios = ratios_of(np.random.default_rng(0), [1.0, 2.0])
     values = np.exp(np.random.default_rng(1).normal(size=60))
-    exact = studentised_ratio(mean_statistic(2 * values), mean_statistic(values))
-    together = simultaneous([exact, *ratios, NOT_ESTIMATED], 0.95)
-    assert together[0] == (2.0, 2.0)
-    assert together[1:3] == simultaneous(ratios, 0.95)
-    assert np.isnan(together[3]).all()
-
-
-def test_exact_matched_ratios_and_unknown_ones_take_no_part():
     *known, zero = matched_ratios_of(np.random.default_rng(2), (None, 1.0, 0.0))
     base = 3.0 + NOISE[:, 0]
-    exact = [matched_ratio(of(by * base, base, base)) for by in (1.0, 2.0)]
-    found = simultaneous([*exact, NOT_ESTIMATED, zero, *known], 0.9)
-    np.testing.assert_allclose(found[:2], 1.0)
-    assert np.isnan(found[2:4]).all()
-    np.testing.assert_allclose(found[4:], simultaneous(known, 0.9))
+    for ratios, exact, at, unknown in (
+        (
+            ratios_of(np.random.default_rng(0), [1.0, 2.0]),
+            [studentised_ratio(mean_statistic(2 * values), mean_statistic(values))],
+            2.0,
+            [NOT_ESTIMATED],
+        ),
+        (known, [matched_ratio(of(by * base, base, base)) for by in (1.0, 2.0)], 1.0, [NOT_ESTIMATED, zero]),
+    ):
+        together = simultaneous([*exact, *ratios, *unknown], 0.9)
+        np.testing.assert_allclose(together[: len(exact)], at)
+        np.testing.assert_allclose(together[len(exact) : -len(unknown)], simultaneous(ratios, 0.9))
+        assert np.isnan(together[-len(unknown) :]).all()
     assert np.isnan(simultaneous([NOT_ESTIMATED], 0.9)).all()
 
 
-def test_a_matched_ratio_that_is_a_ray_stays_one():
+def test_simultaneous_matched_ratios_of_known_scales_are_those_of_the_ratios_scaled():
+    found = matched_ratios_of(np.random.default_rng(0), (1.0, 0.5))
+    plain = simultaneous([row.ratio for row in found], 0.9)
+    np.testing.assert_allclose(simultaneous(found, 0.9), [plain[0], tuple(4 * end for end in plain[1])])
     base = 3.0 + VECTORS[:, 2]
-    ((low, high),) = simultaneous([matched_ratio(of(NOISE[:, 0], base, base))], 0.9)
+    ((low, high),) = simultaneous([matched_ratio(of(NOISE[:, 0], base, base))], 0.9)  # a ray
     assert low >= 0
     assert high == np.inf
 
 
+def held(sets, truths):
+    return all(low <= truth <= high for truth, (low, high) in zip(truths, sets, strict=True))
+
+
 def test_all_ratios_of_a_table_hold_at_the_stated_rate():
     """Eight ratios, 200 data sets, error of a share 0.015; single intervals hold together far less often."""
-    rng, truths = np.random.default_rng(1), np.linspace(0.5, 2.0, 8)
-    together, alone = 0, 0
+    rng, truths, together, alone = np.random.default_rng(1), np.linspace(0.5, 2.0, 8), 0, 0
     for _ in range(200):
         ratios = ratios_of(rng, truths)
-        sets, singles = simultaneous(ratios, 0.95), [one.confidence_interval(0.95) for one in ratios]
-        together += all(low <= truth <= high for truth, (low, high) in zip(truths, sets, strict=True))
-        alone += all(low <= truth <= high for truth, (low, high) in zip(truths, singles, strict=True))
+        together += held(simultaneous(ratios, 0.95), truths)
+        alone += held([one.confidence_interval(0.95) for one in ratios], truths)
     assert 0.92 <= together / 200 < 1
     assert alone / 200 < 0.88
 
@@ -445,12 +409,9 @@ def test_all_matched_ratios_of_a_table_hold_at_the_stated_rate():
     scales, spreads = np.linspace(0.5, 2.0, 6), np.linspace(0.7, 1.5, 6)
     for _ in range(300):
         base = 3.0 + rng.normal(size=80)
-        found = [
-            matched_ratio(of(scale * (3.0 + spread * rng.normal(size=80)), base, base))
-            for scale, spread in zip(scales, spreads, strict=True)
-        ]
-        sets, singles = simultaneous(found, 0.95), [row.with_interval(0.95) for row in found]
-        together += all(low <= spread**2 <= high for (low, high), spread in zip(sets, spreads, strict=True))
-        alone += all(low <= spread**2 <= high for (_, low, high), spread in zip(singles, spreads, strict=True))
+        drawn = scales[:, None] * (3.0 + spreads[:, None] * rng.normal(size=(6, 80)))
+        found = [matched_ratio(of(one, base, base)) for one in drawn]
+        together += held(simultaneous(found, 0.95), spreads**2)
+        alone += held([row.with_interval(0.95)[1:] for row in found], spreads**2)
     assert 0.92 <= together / 300 <= 0.99
     assert alone / 300 < 0.9

@@ -1,31 +1,19 @@
 """Token-level estimators from probes: unbiased against exact token scores, and covering enumerated variances."""
 
-import dataclasses
-import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from comparison_batches import interleaved_batch, quiet_compare
+from comparison_batches import quiet_compare
 from probed_policies import enumerated, probed
 
 from gradstats import estimators as est
-from gradstats.analyses import equivalent_group_size
 from gradstats.analyses.variance import compare
 from gradstats.estimators import Batch, Recipe
 from gradstats.stats.variance.inputs import comparison_inputs
 from gradstats.stats.variance.scores import prepare_scores, probe_blocks, probe_thirds
 
-EVERY_LEVEL = [
-    "rloo",
-    "grpo",
-    "otb",
-    "otb(energy=exact, loo=True)",
-    "otb_turns(energy=exact)",
-    "gae",
-    "gae(lam=0.9)",
-    "causal_optimal",
-]
+EVERY_LEVEL = ["rloo", "grpo", "otb", "otb(energy=exact, loo=True)", "otb_turns(energy=exact)", "gae", "gae(lam=0.9)"]
 
 
 POLICY = enumerated()
@@ -66,15 +54,13 @@ def test_noise_of_estimated_weights_does_not_count():
     rng = np.random.default_rng(2)
     mean = rng.normal(size=batch.mask.shape) * batch.mask
     exact = (np.einsum("nt,ntd->nd", mean, scores) ** 2).sum(axis=1)
-    found, naive = [], []
+    n, found, naive = np.arange(len(mean)), [], []
     for _ in range(80):
         tokens = prepared(probed(batch, scores, 9, 1, rng), "otb")[1]
         weights = mean + rng.normal(size=(3, *mean.shape)) * batch.mask
-        n = np.arange(len(mean))
-        features, surplus = tokens.sums(weights, n, n, len(n))
-        found.append((features**2) @ tokens.signs[: features.shape[1]] + surplus)
-        features, surplus = tokens.sums(weights[0], n, n, len(n))
-        naive.append((features**2) @ tokens.signs[: features.shape[1]] + surplus)
+        for squares, given in ((found, weights), (naive, weights[0])):
+            features, surplus = tokens.sums(given, n, n, len(n))
+            squares.append((features**2) @ tokens.signs[: features.shape[1]] + surplus)
     error = np.std(found, axis=0) / np.sqrt(80)
     assert np.all(np.abs(np.mean(found, axis=0) - exact) < 4.5 * error)
     assert np.mean(naive) > exact.mean() + 5 * np.std(np.mean(naive, axis=1)) / np.sqrt(80)
@@ -83,7 +69,8 @@ def test_noise_of_estimated_weights_does_not_count():
 def test_with_every_token_heavy_the_table_is_that_of_exact_scores():
     batch, scores = drawn(40)
     measured = probed(batch, scores, 6, 4, np.random.default_rng(0))
-    names = [*EVERY_LEVEL, Recipe("otb", aggregation="sequence_mean"), est.causal_optimal(scope="batch", loo=True)]
+    optimal = ["causal_optimal", est.causal_optimal(scope="batch", loo=True)]
+    names = [*EVERY_LEVEL, Recipe("otb", aggregation="sequence_mean"), *optimal]
     shared = {"group_size": 3, "prompts_per_batch": 8, "n_resamples": 6}
     table = quiet_compare(measured, names, scores_are_sketches=False, values=batch.values, **shared).to_frame()
     exact = quiet_compare(batch, names, scores, **shared).to_frame()
@@ -100,52 +87,15 @@ def test_rows_of_whole_completions_are_those_of_sketches_alone():
         np.testing.assert_allclose(mixed[column][:2], alone[column], rtol=1e-9)
 
 
-def test_estimates_from_probes_are_near_those_of_exact_scores():
-    batch, scores = drawn(150)
-    measured = probed(batch, scores, 64, 1, np.random.default_rng(3))
-    names = ["otb", "otb(energy=exact)", "gae", Recipe("gae", aggregation="token_mean")]
-    table = quiet_compare(measured, names, scores_are_sketches=False, values=batch.values).to_frame()
-    exact = quiet_compare(batch, names, scores).to_frame()
-    np.testing.assert_allclose(table["trace_cov"], exact["trace_cov"], rtol=0.05)
-
-
-def test_clipped_recipes_weight_tokens():
-    batch, scores = drawn(60)
-    rng = np.random.default_rng(0)
-    measured = probed(batch, scores, 48, 1, rng)
-    old = batch.logprobs + rng.normal(scale=0.3, size=batch.mask.shape) * batch.mask
-    recipe = est.recipes.get("dapo")
-    table = quiet_compare(measured, [recipe], scores_are_sketches=False, old_logprobs=old).to_frame()
-    exact = quiet_compare(batch.with_fields(old_logprobs=old), [recipe], scores).to_frame()
-    np.testing.assert_allclose(table["trace_cov"], exact["trace_cov"], rtol=0.1)
-
-
-def test_equivalent_group_size_takes_token_estimators():
-    batch, scores = drawn(60, 6)
-    measured = probed(batch, scores, 24, 4, np.random.default_rng(0))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        found = equivalent_group_size(measured, "otb(loo=True)", 3, scores_are_sketches=False)
-        exact = equivalent_group_size(batch, "otb(loo=True)", 3, scores)
-    assert found.value == pytest.approx(exact.value, rel=1e-6)
-
-
 def test_masked_tokens_do_not_enter():
     batch, scores = drawn(40)
     mask = batch.mask & ((np.arange(4) != 1) | (batch.lengths < 3)[:, None])
-    holed = Batch(
-        batch.rewards,
-        mask.sum(axis=1),
-        batch.groups,
-        mask,
-        logprobs=batch.logprobs,
-        sum_pi_squared=batch.sum_pi_squared,
-    )
+    known = {"logprobs": batch.logprobs, "sum_pi_squared": batch.sum_pi_squared}
+    holed = Batch(batch.rewards, mask.sum(axis=1), batch.groups, mask, **known)
     measured = probed(holed, scores, 6, 4, np.random.default_rng(0))
     table = quiet_compare(measured, ["otb", "otb_turns"], scores_are_sketches=False).to_frame()
-    np.testing.assert_allclose(
-        table["trace_cov"], quiet_compare(holed, ["otb", "otb_turns"], scores).to_frame()["trace_cov"], rtol=1e-6
-    )
+    exact = quiet_compare(holed, ["otb", "otb_turns"], scores).to_frame()
+    np.testing.assert_allclose(table["trace_cov"], exact["trace_cov"], rtol=1e-6)
 
 
 def test_thirds_and_blocks_hold_every_probe_once():
@@ -158,18 +108,17 @@ def test_thirds_and_blocks_hold_every_probe_once():
 
 def test_what_is_refused():
     batch, scores = drawn(20)
-    rng = np.random.default_rng(0)
-    few = probed(batch, scores, 5, 1, rng)
+    few = probed(batch, scores, 5, 1, np.random.default_rng(0))
+    for given, label, asked, message in (
+        (few, "otb", {"token_energy": np.ones(batch.mask.shape)}, "token_energy come from the measurement: pass"),
+        (batch, "gae", {"scores": scores, "values": batch.values}, r"give values to the Batch .*\(values=…\)"),
+        (few, "otb", {"valuse": batch.values}, "'valuse' is not a field of a Batch: choose from .* values"),
+        (few, "otb", {"confidence_level": 0.9}, r"give confidence_level to what it returns, as to .to_frame\(\)"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            compare(given, [label], **asked)
     with pytest.raises(ValueError, match="token_probes=5 are too few .* measurement.token_probes.*or at least 6"):
         compare(few, ["causal_optimal"])
-    with pytest.raises(TypeError, match="token_energy come from the measurement: pass a Batch"):
-        compare(few, ["otb"], token_energy=np.ones(batch.mask.shape))
-    with pytest.raises(TypeError, match=r"give values to the Batch itself: batch.with_fields\(values=…\)"):
-        compare(batch, ["gae"], scores, values=batch.values)
-    with pytest.raises(TypeError, match="'valuse' is not a field of a Batch: choose from .* values"):
-        compare(few, ["otb"], valuse=batch.values)
-    with pytest.raises(TypeError, match=r"give confidence_level to what it returns, as to .to_frame\(\)"):
-        compare(few, ["otb"], confidence_level=0.9)
     few.token_projections[3][0] = np.nan
     with pytest.raises(ValueError, match="token_projections of completion 3 hold values that are not finite"):
         compare(few, ["otb"])
@@ -218,12 +167,8 @@ def test_fields_of_a_batch_may_be_ragged():
     np.testing.assert_array_equal(found.values[3, : batch.lengths[3]], ragged[3])
     with pytest.raises(ValueError, match="values does not have one value per completion token"):
         Batch.from_measurement(measured, values=[row[:-1] for row in ragged])
-
-
-def test_energies_of_some_tokens_alone_are_left_out_of_the_batch():
-    batch, scores = drawn(10)
-    measured = replace(probed(batch, scores, 6, 1, np.random.default_rng(0)), token_projections=None)
-    assert Batch.from_measurement(measured).token_energy is None
+    # Energies of some tokens alone are left out.
+    assert Batch.from_measurement(replace(measured, token_projections=None)).token_energy is None
     every = replace(probed(batch, scores, 6, 4, np.random.default_rng(0)), token_projections=None)
     np.testing.assert_allclose(Batch.from_measurement(every).token_energy, (scores**2).sum(axis=2))
 
@@ -248,28 +193,6 @@ def test_products_take_sides_from_different_thirds_and_probes_from_the_remaining
             expected += (mine[:, along] @ theirs[:, along].T - mine[:, along + 8] @ theirs[:, along + 8].T) / 2.0
     found = (features * tokens.signs[: features.shape[1]]) @ features.T
     np.testing.assert_allclose(found, 0.5 * (expected + expected.T), rtol=1e-9, atol=1e-9)
-
-
-def test_token_scores():
-    batch, _ = interleaved_batch([3] * 12, signal=1.0)
-    batch = batch.with_fields(mask=np.arange(60) < batch.lengths[:, None])
-    rng = np.random.default_rng(4)
-    tokens = rng.normal(size=(36, 60, 6)) * batch.mask[:, :, None]
-    whole = tokens.sum(axis=1)
-    number = ["trace_cov", "trace_cov_low", "signal_sq", "ratio", "ratio_high"]
-    local = est.reinforce()
-    definition = dataclasses.replace(
-        local.definition, level="token", function=lambda b: b.rewards[:, None] * (b.mask.cumsum(axis=1) % 2)
-    )
-    alternating = est.Estimator(definition, {})
-    got = quiet_compare(batch, ["reinforce", alternating], tokens, reference="reinforce").to_frame()
-    expected = quiet_compare(batch, ["reinforce"], whole, reference="reinforce").to_frame()
-    np.testing.assert_allclose(got.loc[0, number].astype(float), expected.loc[0, number].astype(float), rtol=1e-10)
-    odd = (tokens * (batch.mask.cumsum(axis=1) % 2)[:, :, None]).sum(axis=1)
-    expected = quiet_compare(batch, ["reinforce"], odd, reference="reinforce").to_frame()
-    assert got["trace_cov"].iloc[1] == pytest.approx(expected["trace_cov"].iloc[0], rel=1e-10)
-    with pytest.raises(ValueError, match=r"weights each token.*token_probes"):
-        compare(batch, [alternating], whole)
 
 
 @pytest.mark.parametrize("per_token", [False, True])
