@@ -15,6 +15,7 @@ from gradstats import data
 from gradstats.analyses import batch_size, plan_alpha, plan_critical_batch, plan_ratio, plan_signal, registry
 from gradstats.reference import EnumeratedPolicy
 from gradstats.stats import fit_length_scaling
+from gradstats.stats.prompt_plan import prompts_for_logarithm
 
 
 def test_the_published_points_call_for_hundreds_of_sequences():
@@ -297,3 +298,13 @@ def test_a_critical_batch_without_a_target_is_refused_with_the_reason():
     why = "no critical batch of 'rloo': No batch size can be judged, since the effective"
     with pytest.raises(ValueError, match=why):
         registry.get("plan").ask(far, estimator="rloo", critical_batch=2.0)
+
+
+def test_a_planned_width_of_a_logarithm_is_reached_in_four_of_five_studies():
+    """Over pilots and studies whose squared standard errors are χ² of 10 degrees of freedom."""
+    draws = np.random.default_rng(0).chisquare(10, (2, 2000)) / 10
+    pilots, studies = np.sqrt(draws)
+    width = {"distance": 0.2, "level": 0.95, "degrees": 10, "fewest": 3, "power": 0.0}
+    sizes = [prompts_for_logarithm(float(pilot), **width).n_prompts_assured for pilot in pilots]
+    reached = stats.t.ppf(0.975, np.array(sizes) - 1) * studies / np.sqrt(sizes) <= 0.2
+    assert 0.77 < reached.mean() < 0.84
