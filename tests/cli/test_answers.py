@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +11,6 @@ import pytest
 from command_line import run
 from printed_numbers import NUMBER, as_number
 
-import gradstats as gs
 from gradstats.analyses import registry
 from gradstats.analyses.numbers import displayable_interval, format_estimate
 from gradstats.analyses.plan import plan_ratio
@@ -31,7 +29,6 @@ from gradstats.report.verdict import (
     with_plans,
     without_signal,
 )
-from gradstats.rollouts.table import Rollouts
 from gradstats.stats.variance.quantities import limits_of
 from gradstats.system.files import read_csv
 
@@ -215,13 +212,6 @@ def test_of_values_along_a_range_rows_between_are_left_out(names, shown, left):
     assert [line.strip() for line in lines[len(shown) :]] == ([] if left is None else [left])
 
 
-def test_the_table_that_answers_is_on_the_first_screen(measured, monkeypatch, capsys):
-    _, out, _ = run(monkeypatch, capsys, "ask", measured, "group_sizes", "rloo", "grpo")
-    assert "equivalent group size" in out
-    code, out, err = run(monkeypatch, capsys, "ask", measured, "group_sizes")
-    assert (code, "rloo" in out) == (0, True), err
-
-
 def comparison_of(*rows, **about):
     """A comparison: estimator, value, low, high, and other columns."""
     frame = pd.DataFrame(
@@ -385,15 +375,6 @@ def test_rewards_that_are_all_equal_are_line_one_with_the_remedy(rewards, reward
     assert second.text.startswith(advice)
     assert ("where 50% were cut off" in second.text) == (rewards == [0, 0, 0, 0])
     assert without_signal(completions.assign(reward=[1, 0, 1, 1]), "a run") == []
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_the_remedy_for_equal_rewards_states_how_many_completions_were_cut_off(measured, tmp_path, monkeypatch, capsys):
-    measurement = gs.read_measurement(measured)
-    silent = Rollouts(measurement.rollouts.frame.assign(reward=0.0), measurement.rollouts.metadata)
-    replace(measurement, rollouts=silent).save(tmp_path / "silent")
-    out = run(monkeypatch, capsys, "variance", str(tmp_path / "silent"), "--estimators", "rloo", "grpo")[1]
-    assert "where 5% were cut off" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from small_runs import leave_out_pictures, only_two_figures
 
 import gradstats
 import gradstats as gs
-from gradstats import data
 from gradstats.analyses import registry
 from gradstats.analyses.curve import parameter_values
 from gradstats.analyses.numbers import format_estimate
@@ -321,38 +320,6 @@ def test_a_recorded_experiment_runs_again_with_the_module_beside_its_file(answer
     answered(*words)
 
 
-def test_the_table_the_sentence_and_the_files(answered, measured, tmp_path):
-    out = answered("ask", measured, "curve", "length_weighted(loo=True)", "alpha=0:2:5", "--out", tmp_path)
-    assert "length_weighted(loo=True) has the least relative noise at alpha = " in " ".join(out.split())
-    name = "curve_length_weighted_loo_true_alpha"
-    assert (tmp_path / "figures" / f"{name}.pdf").is_file()
-    expected = gs.variance_curve(
-        gs.read_measurement(measured), "length_weighted(loo=True)", "alpha", [0.0, 0.5, 1.0, 1.5, 2.0]
-    ).to_frame()
-    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "tables" / f"{name}.csv"), expected, check_dtype=False)
-    about = json.loads((tmp_path / "tables" / f"{name}.json").read_text())
-    assert about["minimiser"] == pytest.approx(expected.attrs["minimiser"])
-
-
-def test_a_comparison_as_json_says_its_answer(monkeypatch, capsys, measured):
-    _, out, _ = run(monkeypatch, capsys, "variance", measured, "--estimators", "rloo", "reinforce", "--json")
-    sentence = json.loads(out)["sentence"]
-    assert sentence.endswith(".")
-    assert "rloo" in sentence
-    words = ("--estimators", "grpo", "recipe:gmpo", "--confidence-level", 0.9999999, "--json")
-    _, out, _ = run(monkeypatch, capsys, "variance", measured, *words)
-    assert json.loads(out)["sentence"].endswith("2 rows are not resolved.")
-
-
-def test_as_json_with_options(monkeypatch, capsys, measured):
-    words = ["ask", measured, "curve", "rloo", "group_size=2,4", "--json", "--reference", "reinforce"]
-    code, out, _ = run(monkeypatch, capsys, *words)
-    found = json.loads(out)
-    assert code == 0
-    assert (found["curve"], found["parameter"], found["reference"]) == ("rloo", "group_size", "reinforce")
-    assert [row["value"] for row in found["rows"]] == [2.0, 4.0]
-
-
 def test_missing_words_are_named_with_their_form(monkeypatch, capsys, measured):
     code, out, err = run(monkeypatch, capsys, "ask", measured, "curve")
     said = " ".join((out + err).replace("│", "").split())
@@ -469,18 +436,6 @@ def test_alpha_by_every_method(answered, measured, method):
     assert "12 of 240 completions were cut off at the cap; without them: α =" in joined(out)
     assert "Length exponent α of each block of parameters, 95% intervals" in joined(out)
     assert " attention " in joined(out)
-
-
-def test_alpha_by_another_interval(monkeypatch, capsys, points):
-    code, out, _ = run(monkeypatch, capsys, "alpha", points, "--interval", "hc3", "--json")
-    summary = json.loads(out)
-    fit = gradstats.fit_length_scaling(
-        lengths=data.load("gloeckle2026").length, sq_norms=data.load("gloeckle2026").sq_norm
-    )
-    assert code == 0
-    assert (summary["alpha_low"], summary["alpha_high"]) == pytest.approx(fit.confidence_interval(method="hc3"))
-    assert summary["interval"] == "hc3"
-    assert summary["mean_scaling"]["alpha"] == pytest.approx(0.829, abs=1e-3)
 
 
 @pytest.mark.parametrize("words", [("False", "True"), ("no", "yes"), ("No ", "YES"), ("0", "1"), ("0.0", "1.0")])

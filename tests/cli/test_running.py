@@ -14,7 +14,7 @@ import yaml
 from command_line import run
 from rich.console import Console
 from saved_runs import saved_sweep
-from small_runs import only_two_figures, sampled_and_measured
+from small_runs import only_two_figures
 
 import gradstats
 import gradstats as gs
@@ -137,13 +137,6 @@ def test_settings_without_set_are_refused_with_the_remedy(refused, monkeypatch, 
     (tmp_path / "n=2.yaml").write_text("prompts: {m: 2}")
     _, _, err = run(monkeypatch, capsys, "run", tmp_path / "n=2.yaml")
     assert "--set" not in err
-
-
-def test_run_with_other_settings_names_the_setting(refused, run_directory, tmp_path):
-    experiment = run_directory / "tiny.yaml"
-    sampled_and_measured(load_experiment(experiment), tmp_path / "run")
-    words = ("run", experiment, "--out", tmp_path / "run", "--set", "measurement.sketch_dim=64")
-    assert "was made with measurement.sketch_dim=128, not 64" in refused(*words)
 
 
 def test_a_dry_run_states_the_cost_and_writes_nothing(answered, monkeypatch, run_directory, tmp_path):

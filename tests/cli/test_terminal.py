@@ -25,7 +25,6 @@ from gradstats.cli.commands import COMMANDS, OF_QUESTIONS, function_of
 from gradstats.cli.installation import list_things
 from gradstats.config.experiment import load_experiment
 from gradstats.report.tables import Table as PaperTable
-from gradstats.rollouts.table import Rollouts
 from gradstats.runs.cost import CostEstimate
 from gradstats.stats.variance.quantities import QUANTITIES, shown_in
 
@@ -155,13 +154,6 @@ def test_levels_that_are_not_the_usual_one_stand_on_the_first_screen(levels, sai
     assert terminal.hidden_content_hint(1, notes=False, everything=True, levels=levels) == [said]
 
 
-def test_rollouts_in_one_line(printed, tmp_path):
-    rollouts = Rollouts.from_sequences([[1]] * 3, [[2], [2, 3], [2, 3, 4]], [1.0, 0.0, 0.5], ["p", "p", "q"])
-    assert " ".join(printed(terminal.show_rollouts, rollouts, tmp_path).split()) == (
-        f"3 completions of 2 prompts, mean reward 0.50, median length 2 → {tmp_path}"
-    )
-
-
 def test_the_cost_of_a_run(printed):
     experiment = load_experiment("embedded", ["sampling.max_new_tokens=1200"])
     cost = CostEstimate(
@@ -277,21 +269,6 @@ def test_a_list_is_rows(answered, what):
     out = answered("list", what, "--json")
     assert len(json.loads(out)["rows"]) > 2
     assert len(json.loads(out)["rows"][0]) > 1
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("variance", "SOURCE", "--estimators", "rloo", "grpo"),
-        ("ask", "SOURCE", "allocation", "rloo", "--tokens", 1000),
-    ],
-)
-def test_a_table_is_rows_also_where_it_is_written(answered, tmp_path, measured, words):
-    words = [measured if word == "SOURCE" else word for word in words]
-    out = answered(*words, "--json", "--out", tmp_path / "table.csv")
-    answer = json.loads(out)
-    assert all(len(rows) > 0 for name, rows in answer.items() if name in ("rows", "ratios"))
-    assert (tmp_path / "table.csv").is_file()
 
 
 @pytest.mark.parametrize(

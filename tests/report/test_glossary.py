@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from gradstats.report.glossary import TERMS
-
-DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_terms_are_in_order_and_whole_sentences():

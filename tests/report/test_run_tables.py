@@ -55,12 +55,6 @@ def test_a_run_has_a_table_of_each_result(tables):
     assert tables["alpha_by_block"].label == "tab:alpha-by-block"
 
 
-def test_captions_state_level_and_tokens(tables):
-    assert "95% intervals" in tables["length_bins"].caption
-    tokens = pd.read_csv(COMMITTED / "embedded_values" / "tables" / "length_scaling.csv")["length"].sum()
-    assert f"{tokens:,} completion tokens" in tables["allocation"].caption
-
-
 def test_the_columns_that_answer_come_first_where_there_is_no_room_for_all(tables):
     shown = {name: table.headings_at(Layout("icml", "half")) for name, table in tables.items()}
     assert {"share of gradient", "share of variance"} <= set(shown["length_bins"])
@@ -92,13 +86,6 @@ def test_columns_are_asked_of_the_tables_that_have_them(tables):
     ]
     with pytest.raises(ValueError, match="--columns cosin: no table of the run has such a column, only"):
         latex_of(tables, Path("nowhere"), Layout(columns=("cosin",)))
-
-
-def test_rows_of_several_group_sizes_name_them(tmp_path):
-    save_run(tmp_path / "run")
-    found = tables_of(read_results(tmp_path / "run"))
-    assert {"variance", "alpha", "group_sizes"} <= set(found)
-    assert any(", N = 2" in name for name in found["group_sizes"].rows)
 
 
 def test_ratios_of_one_policy_are_not_rounding_errors(tables):
