@@ -152,12 +152,8 @@ def test_few_prompts_bound_no_ratio_from_above_and_the_row_drawn_is_always_shown
     rng, rows = np.random.default_rng(0), []
     for at in range(256):
         length = int(rng.integers(5, 40))
-        row = {
-            "prompt_id": f"p{at % 64 // 8}",
-            "step": at // 64,
-            "reward": 1 if at % 64 < 8 else int(rng.integers(0, 2)),
-        }
-        rows.append(row | {"old_log_probs": list(-rng.uniform(0.1, 2.0, length))})
+        row = {"prompt_id": f"p{at % 64 // 8}", "step": at // 64, "old_log_probs": list(-rng.uniform(0.1, 2.0, length))}
+        rows.append(row | {"reward": 1 if at % 64 < 8 else int(rng.integers(0, 2))})
     path = tmp_path / "few.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = json.loads(answered("log", path, "--json"))["answers"]

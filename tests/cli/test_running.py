@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 import yaml
 from command_line import run
@@ -139,15 +138,6 @@ def test_settings_without_set_are_refused_with_the_remedy(refused, monkeypatch, 
     assert "--set" not in err
 
 
-def test_a_dry_run_states_the_cost_and_writes_nothing(answered, monkeypatch, run_directory, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    out = answered("run", run_directory / "tiny.yaml", "--dry-run")
-    assert "would sample 20 completions of 5 prompts, at most 12 tokens each" in out
-    assert "sampling" in out
-    assert "disk" in out
-    assert not list(tmp_path.iterdir())
-
-
 def test_references_that_are_misread_are_named_before_anything_is_sampled(monkeypatch, capsys, run_directory, tmp_path):
     answers = ["7", "12:30", "2 2/3", "2 hours 30 minutes"]
     rows = [{"prompt": f"ab {number}", "answer": answer} for number, answer in enumerate(answers)]
@@ -163,20 +153,21 @@ def test_references_that_are_misread_are_named_before_anything_is_sampled(monkey
     assert "'12:30' as 2/5" in " ".join(json.loads((tmp_path / "run" / "manifest.json").read_text())["remarks"])
 
 
-def test_settings_of_an_experiment_can_be_changed_from_the_command(
-    refused, monkeypatch, capsys, run_directory, tmp_path
+def test_a_dry_run_states_the_cost_with_the_settings_given_and_writes_nothing(
+    answered, refused, monkeypatch, run_directory, tmp_path
 ):
     monkeypatch.chdir(tmp_path)
     words = ("run", run_directory / "tiny.yaml", "--dry-run", "--set")
-    _, out, _ = run(monkeypatch, capsys, *words, "prompts.n=3", "sampling.group_size=2", "sampling.reward={exact: 1}")
-    assert "would sample 6 completions of 3 prompts" in out
+    out = answered(*words, "prompts.n=3", "sampling.group_size=2", "sampling.reward={exact: 1}")
+    assert "would sample 6 completions of 3 prompts, at most 12 tokens each" in out
+    assert {"sampling", "disk"} <= set(out.split())
     for wrong, message in (
-        ("prompts.m=3", "prompts has no setting 'm': it has source, n, seed, settings"),
         ("prompts.n", "'prompts.n' is not a setting: write it as name=value"),
         ("sampling.reward={exact", "the value of sampling.reward is '{exact', which is not YAML"),
         (f"name={'x' * 300}", "it must be a name for a folder: not empty"),
     ):
         assert message in refused(*words, wrong)
+    assert not list(tmp_path.iterdir())
 
 
 def test_sample_then_measure_then_alpha(answered, monkeypatch, capsys, policy_folder, run_directory):
@@ -242,9 +233,7 @@ def test_measuring_tokens(monkeypatch, capsys, policy_folder, run_directory, tmp
     assert re.search(r"the measurement takes up to [\d.]+ MiB, and .* has 0\.0 MiB left: measure with fewer", err)
 
 
-def test_a_temperature_is_that_of_either_option_and_not_of_both(
-    answered, refused, policy_folder, run_directory, tmp_path
-):
+def test_a_temperature_may_be_that_of_the_policy(answered, policy_folder, run_directory, tmp_path):
     out, words = tmp_path / "tempered.parquet", ("--no-progress", "--policy-settings", "temperature=0.6")
     drawn = ("--prompts", run_directory / "p.jsonl", "--n", 2, "--group-size", 2, "--max-new-tokens", 4)
     answered("sample", policy_folder, *drawn, "--reward", "exact", "--out", out, *words)
@@ -255,21 +244,6 @@ def test_a_temperature_is_that_of_either_option_and_not_of_both(
     answered(*words, "--out", tmp_path / "m", *limits)
     metadata = gradstats.read_measurement(tmp_path / "m").metadata
     assert (metadata["policy"]["temperature"], metadata["sketch_seed"]) == (0.6, 3)
-    said = refused(*words, "--out", tmp_path / "n", "--temperature", 0.7)
-    assert "temperature is given both by --temperature and by --policy-settings: give it once" in said
-
-
-def test_a_run_compares_as_its_variance_section_says(answered, run_directory, tmp_path):
-    text = (run_directory / "tiny.yaml").read_text().replace("        ", "")
-    text += "variance: {estimators: [rloo, batch_mean], group_size: [2, 4], prompts_per_batch: 2, n_resamples: 8}"
-    (tmp_path / "several.yaml").write_text(text)
-    words = ("run", tmp_path / "several.yaml", "--out", tmp_path / "run", "--no-progress")
-    answered(*words)
-    frame = pd.read_csv(tmp_path / "run" / "variance.csv")
-    assert list(frame["group_size"]) == [2, 2, 4, 4]
-    about = json.loads((tmp_path / "run" / "variance.json").read_text())
-    assert about["prompts_per_batch"] == 2
-    assert any("measured on batches of 2 prompts" in note and "new batches 8 times" in note for note in about["notes"])
 
 
 @pytest.mark.usefixtures("_here")
@@ -319,10 +293,8 @@ def test_nothing_is_replaced(refused, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.usefixtures("_here")
 def test_a_function_that_is_not_written_yet_is_remarked_on(tmp_path, monkeypatch, capsys):
-    code, _, err = run(monkeypatch, capsys, "init", "mine", "--reward", "parts/later.py:score")
-    assert code == 0
+    _, _, err = run(monkeypatch, capsys, "init", "mine", "--reward", "parts/later.py:score")
     assert "there is no file parts/later.py" in err
-    assert "write it before the run" in err
     assert load_experiment(tmp_path / "mine.yaml").sampling.reward == "parts/later.py:score"
 
 
@@ -344,9 +316,9 @@ def test_the_summary_fits_the_terminal(tmp_path, capsys, monkeypatch, columns):
     monkeypatch.setattr("gradstats.cli.terminal.console", Console(width=columns, highlight=False))
     show_sweep(gs.read_sweep(saved_sweep(tmp_path / "sweep", missing=["temperature=1.0"])))
     out, notes = capsys.readouterr()
-    assert "temperature=0.6" in out
-    assert "1.30 [" in out
-    assert "temperature=1.0 has no results yet" in out + notes
+    assert [
+        part for part in ("temperature=0.6", "1.30 [", "temperature=1.0 has no results yet") if part not in out + notes
+    ] == []
     assert max(map(len, out.splitlines())) <= columns
 
 
