@@ -16,10 +16,8 @@ from gradstats.system.environment import EXTRAS
 
 
 def test_quantities_are_listed_one_a_line_with_their_files(answered):
-    (line,) = [
-        line for line in answered("list", "quantities", "--all").splitlines() if line.startswith("energy_ratio ")
-    ]
-    assert line.split() == ["energy_ratio", "on_policy", "analyses/on_policy.py", "energy", "ratio"]
+    lines = [line.split() for line in answered("list", "quantities", "--all").splitlines()]
+    assert ["energy_ratio", "on_policy", "analyses/on_policy.py", "energy", "ratio"] in lines
     assert " on_policy · sampler_gap " in " ".join(answered("list", "quantities").split())
     assert "\nenergy_ratio " in answered("list", "quantities", "on_policy")
     out = answered("list", "quantities", "energy_ratio")

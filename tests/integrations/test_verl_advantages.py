@@ -26,13 +26,6 @@ def test_advantages_are_those_of_the_estimator(label):
     assert advantages.data_ptr() != returns.data_ptr()
 
 
-def test_rloo_by_hand():
-    rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.5, 0.0]])
-    mask = torch.tensor([[1, 1], [1, 1], [1, 0]])
-    advantages, _ = chosen("rloo")(rewards, mask, np.array(["a", "a", "a"], dtype=object))
-    np.testing.assert_allclose(advantages, [[0.75, 0.75], [-0.75, -0.75], [0.0, 0.0]])
-
-
 class TestBadBatches:
     def test_completions_without_a_reward_are_left_out_and_counted(self):
         rewards, mask = verl_batch()

@@ -44,40 +44,38 @@ def test_another_object_is_refused():
         check_trainer(SimpleNamespace())  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_another_signature_is_refused_with_the_version(trainers, monkeypatch):
-    monkeypatch.setattr(trainers["GRPO"], "_calculate_rewards", lambda inputs, prompts: None, raising=False)
-    with pytest.raises(TypeError, match=rf"takes inputs, prompts and not inputs, .*TRL {trl.__version__} is installed"):
-        check_trainer(trainers["GRPO"])
+def of_accelerator(**plugin):
+    return SimpleNamespace(process_index=0, state=SimpleNamespace(**plugin))
+
+
+#: What differs in a trainer → why it is refused.
+UNSUITED = [
+    (
+        {"_calculate_rewards": lambda inputs, prompts: None},
+        rf"takes inputs, prompts and not inputs, .*TRL {trl.__version__} is",
+    ),
+    ({"_metrics": None}, rf"RLOOTrainer has no _metrics: TRL {trl.__version__}"),
+    (
+        {"accelerator": of_accelerator(deepspeed_plugin=SimpleNamespace(zero_stage=3))},
+        "under DeepSpeed ZeRO-3 no process",
+    ),
+    ({"accelerator": of_accelerator(fsdp_plugin=SimpleNamespace())}, "under FSDP no process holds whole parameters"),
+    ({"multi_objective_aggregation": "normalize_then_sum"}, 'train with "sum_then_normalize"'),
+]
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("unchecked")
-def test_a_missing_attribute_is_refused_with_the_version(trainers, monkeypatch):
-    monkeypatch.delattr(trainers["RLOO"], "_metrics")
-    with pytest.raises(TypeError, match=rf"RLOOTrainer has no _metrics: TRL {trl.__version__}"):
-        check_trainer(trainers["RLOO"])
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("state", "message"),
-    [
-        (SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=3)), "under DeepSpeed ZeRO-3 no process"),
-        (SimpleNamespace(fsdp_plugin=SimpleNamespace()), "under FSDP no process holds whole parameters"),
-    ],
-)
-def test_partitioned_parameters_are_refused(trainers, monkeypatch, state, message):
-    monkeypatch.setattr(trainers["GRPO"].accelerator, "state", state)
-    with pytest.raises(ValueError, match=message):
-        check_trainer(trainers["GRPO"])
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_rewards_that_are_normalised_one_by_one_are_refused(trainers, monkeypatch):
-    monkeypatch.setattr(trainers["GRPO"], "multi_objective_aggregation", "normalize_then_sum")
-    with pytest.raises(ValueError, match='train with "sum_then_normalize"'):
-        check_trainer(trainers["GRPO"])
+@pytest.mark.parametrize(("differing", "message"), UNSUITED)
+def test_a_trainer_that_differs_is_refused(trainers, monkeypatch, differing, message):
+    ((name, value),) = differing.items()
+    trainer = trainers["RLOO" if name == "_metrics" else "GRPO"]
+    if value is None:
+        monkeypatch.delattr(trainer, name)
+    else:
+        monkeypatch.setattr(trainer, name, value, raising=False)
+    with pytest.raises((TypeError, ValueError), match=message):
+        check_trainer(trainer)
 
 
 def generation(process_index: int = 0, weights=(1.0,), rewards=None, clip=None, **output) -> Generation:
@@ -114,10 +112,8 @@ def test_padding_is_left_out():
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_group_of_two_processes_keeps_its_number():
-    first = generation(0, rewards=np.arange(6.0)[:, None].tolist())
-    object.__setattr__(first.trainer, "num_generations", 2)
-    second = generation(1)
-    second.trainer.num_generations = 2
+    first, second = generation(0), generation(1)
+    first.trainer.num_generations = second.trainer.num_generations = 2
     assert first.n_groups == second.n_groups == 3
     assert [*first.rollouts().prompt_id, *second.rollouts().prompt_id] == ["0", "0", "1", "1", "2", "2"]
     assert [*first.rollouts().sample_id, *second.rollouts().sample_id] == [0, 1, 0, 1, 0, 1]
