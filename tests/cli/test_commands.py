@@ -218,10 +218,7 @@ def test_every_public_name_can_be_had():
         (["run", "embedded", "--set", "prompts.n=null"], "prompts: n is missing: 'embedded' generates its problems"),
         (["check", "absent.gguf"], "the GGUF file absent.gguf does not exist"),
         (["measure", "embedded", "--rollouts", "absent", "--out", "m"], "rollouts file absent does not exist"),
-        (
-            ["sample", "embedded", "--prompts", "absent", "--out", "x.parquet"],
-            "source 'absent' is not known: give \"embedded\"",
-        ),
+        (["sample", "embedded", "--prompts", "absent", "--out", "x.parquet"], "source 'absent' is not known: give"),
         (["export", "absent"], "is not a run directory"),
         (
             ["sample", "./absent", "--prompts", "embedded", "--n", "2", "--out", "x.parquet"],

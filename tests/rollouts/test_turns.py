@@ -149,10 +149,7 @@ def test_a_template_that_takes_blocks_gets_them():
             r"tool calls cannot be rendered, since .* does not show its tool call \(add\)"
             ".*get_training_chat_template.*completion_mask to Rollouts.from_sequences",
         ),
-        (
-            [assistant("39", reasoning_content="35 + 4")],
-            "reasoning_content cannot be rendered, .* its reasoning_content",
-        ),
+        ([assistant("39", reasoning_content="35 + 4")], "reasoning_content cannot be rendered, .* its"),
         ([assistant(tool_calls=["add(35)"])], "does not show a tool call, which has no name"),
         ([answer("39"), assistant("39")], "begins with a message of the role 'tool', before the policy"),
     ],

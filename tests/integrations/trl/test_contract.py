@@ -55,10 +55,7 @@ UNSUITED = [
         rf"takes inputs, prompts and not inputs, .*TRL {trl.__version__} is",
     ),
     ({"_metrics": None}, rf"RLOOTrainer has no _metrics: TRL {trl.__version__}"),
-    (
-        {"accelerator": of_accelerator(deepspeed_plugin=SimpleNamespace(zero_stage=3))},
-        "under DeepSpeed ZeRO-3 no process",
-    ),
+    ({"accelerator": of_accelerator(deepspeed_plugin=SimpleNamespace(zero_stage=3))}, "under DeepSpeed ZeRO-3 no"),
     ({"accelerator": of_accelerator(fsdp_plugin=SimpleNamespace())}, "under FSDP no process holds whole parameters"),
     ({"multi_objective_aggregation": "normalize_then_sum"}, 'train with "sum_then_normalize"'),
 ]
