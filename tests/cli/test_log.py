@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -169,13 +167,3 @@ def test_few_prompts_bound_no_ratio_from_above_and_the_row_drawn_is_always_shown
 def test_wrong_folders_are_refused_before_the_log_is_read(refused, folder, tmp_path):
     assert "does not exist: give the files of a log" in refused("log", tmp_path / "none.parquet")
     assert f"silent_groups is asked of a log: gradstats log {folder}" in refused("ask", folder, "silent_groups")
-
-
-def test_no_torch_is_loaded(folder):
-    code = (
-        "import sys; sys.argv[1:] = ['log', sys.argv[1]]\n"
-        "from gradstats.cli.commands import main\nmain()\n"
-        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

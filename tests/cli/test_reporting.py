@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from saved_runs import save_run, saved_sweep
 from small_runs import only_two_figures
 
-from gradstats.answers import Answer
 from gradstats.report.saved_results import read_results
 
 
@@ -88,16 +86,6 @@ def test_several_runs_and_sweeps_have_one_table_of_each_kind(answered, refused, 
     assert "has results that can be tabulated yet" in refused(
         "export", saved_sweep(tmp_path / "new", missing=[c.name for c in cells]), "--only", "tables"
     )
-
-
-def test_several_runs_with_other_references_are_refused_before_anything_is_drawn(refused, tmp_path):
-    one, other = save_run(tmp_path / "one"), save_run(tmp_path / "other")
-    answer = Answer.read(other / "variance")
-    replace(answer, about={**answer.about, "reference": "reinforce"}).save(other / "variance")
-    assert "the runs' ratios are to different references (rloo, reinforce)" in refused(
-        "export", one, other, "--out", tmp_path / "out"
-    )
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_table_of_others_in_the_way_is_refused_before_anything_is_drawn(refused, monkeypatch, tmp_path):

@@ -22,7 +22,6 @@ from rich.table import Table
 from gradstats.analyses.variance import ANALYSIS as VARIANCE
 from gradstats.cli import terminal
 from gradstats.cli.commands import COMMANDS, OF_QUESTIONS, function_of
-from gradstats.cli.installation import list_things
 from gradstats.config.experiment import load_experiment
 from gradstats.report.tables import Table as PaperTable
 from gradstats.runs.cost import CostEstimate
@@ -127,10 +126,8 @@ def test_what_holds_for_all_rows_at_once_is_in_the_table(printed):
     ("levels", "said"),
     [
         ([0.95, 0.95], "  1 note: --notes"),
-        ([], "  1 note: --notes"),
         ([0.5, 0.8], "  50% and 80% intervals    1 note: --notes"),
         ([0.995, 0.995], "  99.5% intervals    1 note: --notes"),
-        ([0.95, 0.8], "  95% and 80% intervals    1 note: --notes"),
     ],
 )
 def test_levels_that_are_not_the_usual_one_stand_on_the_first_screen(levels, said):
@@ -185,14 +182,6 @@ def test_the_verdict_of_a_check(monkeypatch, capsys, verdicts, passed, where, se
     assert "1.5·10⁻⁷" in captured.out
     assert captured.out.startswith("All engines") is passed  # the verdict comes first
     assert "embedded on cpu: relative differences of ‖S‖²" in captured.out
-
-
-def test_a_narrow_list_of_estimators_has_fewer_columns(printed):
-    heading = "┃ name", "┃ baseline", "┃ bias", "┃ source", "┃ scale", "┃ aggregation"
-    wide, narrow = (printed(list_things, "estimators", everything=True, width=width) for width in (400, 80))
-    assert [column in wide for column in heading] == [True] * 6
-    assert [column in narrow for column in heading] == [True] * 3 + [False] * 3
-    assert max(map(len, narrow.splitlines())) <= 80
 
 
 def test_tables_have_80_columns_where_the_output_is_redirected(monkeypatch, capsys):

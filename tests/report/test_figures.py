@@ -67,14 +67,16 @@ def test_a_run_is_drawn_byte_identically_in_every_format(runs, tmp_path, monkeyp
             assert "setmainfont" not in path.read_text()
 
 
-def test_drawing_and_reporting_import_no_torch(runs, tmp_path):
-    code = (
-        "import sys\nfrom gradstats.cli import commands\n"
-        f"sys.argv = ['gradstats', 'export', {str(runs[0])!r}, '--out', {str(tmp_path)!r}, '--only', 'tables']\n"
-        "commands.main()\n"
-        f"sys.argv = ['gradstats', 'report', {str(runs[0])!r}, '--out', {str(tmp_path / 'r.html')!r}]\n"
-        "commands.main()\nprint([name for name in ('torch', 'transformers') if name in sys.modules])"
-    )
+def test_drawing_reporting_and_reading_logs_import_no_torch(runs, tmp_path):
+    (tmp_path / "log.csv").write_text("prompt,reward,length\nq,1,3\nq,0,1\np,1,2\np,0,4\n")
+    code = "import sys\nfrom gradstats.cli import commands\n"
+    for words in (
+        ["export", str(runs[0]), "--out", str(tmp_path), "--only", "tables"],
+        ["report", str(runs[0]), "--out", str(tmp_path / "r.html")],
+        ["log", str(tmp_path / "log.csv")],
+    ):
+        code += f"sys.argv[1:] = {words}\ncommands.main()\n"
+    code += "print([name for name in ('torch', 'transformers') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
 

@@ -161,6 +161,13 @@ def opened(browser, run_directory, page):
     return browser
 
 
+def wait_until(happened, seconds=20):
+    """A busy browser does what it is told a little later."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline
+
+
 def sort_by(browser, column):
     browser.execute_script("document.querySelectorAll('#variance-table thead button')[arguments[0]].click()", column)
     cells = browser.execute_script(
@@ -411,9 +418,7 @@ def test_a_link_from_the_table_opens_the_prompt(opened):
     folded = "return document.getElementById('prompt-4').open"
     assert not opened.execute_script(folded)
     opened.execute_script("document.querySelector('#prompt-table a[href=\"#prompt-4\"]').click()")
-    deadline = time.monotonic() + 5
-    while not opened.execute_script(folded):
-        assert time.monotonic() < deadline
+    wait_until(lambda: opened.execute_script(folded))
 
 
 @pytest.mark.browser
@@ -421,19 +426,16 @@ def test_a_figure_is_enlarged_and_put_back(opened):
     def box():
         return opened.execute_script("return document.querySelector('.stage svg').getBoundingClientRect().width")
 
-    # On a busy machine the page may still be running its own script.
-    deadline = time.monotonic() + 20
-    while not opened.execute_script("return document.getElementById('zoom').open"):
-        assert time.monotonic() < deadline
+    def enlarged():  # the page may still be running its own script
         opened.execute_script("document.querySelector('button.zoom').click()")
+        return opened.execute_script("return document.getElementById('zoom').open")
+
+    wait_until(enlarged)
     before = box()
     opened.execute_script("document.querySelector('[data-zoom=\"1.25\"]').click()")
     assert box() == pytest.approx(1.25 * before, rel=0.01)
     opened.execute_script("document.getElementById('close').click()")
-    # The dialog's close event comes after the call returns.
-    deadline = time.monotonic() + 5
-    while opened.execute_script("return document.querySelectorAll('.drawing svg').length") < 4:
-        assert time.monotonic() < deadline
+    wait_until(lambda: opened.execute_script("return document.querySelectorAll('.drawing svg').length") >= 4)
     assert opened.get_log("browser") == []
 
 
@@ -450,10 +452,7 @@ def test_what_a_screen_reader_is_told(opened):
     def named_pictures():
         return [name for role, name in told_to_a_screen_reader(opened) if role in ("image", "img") and name]
 
-    # A busy browser adds what lies below the window a little later.
-    deadline = time.monotonic() + 20
-    while len(named_pictures()) < 6:
-        assert time.monotonic() < deadline, named_pictures()
+    wait_until(lambda: len(named_pictures()) >= 6)
     told = told_to_a_screen_reader(opened)
     assert {"main", "navigation", "table", "columnheader", "rowheader"} <= {role for role, _ in told}
     assert ("region", "Which estimator takes the fewest samples?") in told

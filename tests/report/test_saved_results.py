@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from command_line import run as run_for_saved_tokens
 from probed_policies import enumerated, probed
 from saved_runs import save_run
 from scipy import stats
@@ -301,21 +299,6 @@ def folder(measured, tmp_path):
     (tmp_path / "run").mkdir()
     measured.save(tmp_path / "run" / "measurement")
     return tmp_path / "run"
-
-
-def test_the_command_prints_and_writes_nothing_into_the_run(monkeypatch, capsys, folder):
-    before = sorted(folder.rglob("*"))
-    code, out, err = run_for_saved_tokens(monkeypatch, capsys, "ask", folder, "tokens")
-    assert code == 0, err
-    assert "the heaviest token of a completion holds a share" in " ".join(out.split())
-    assert "the rest from 32 probes" in " ".join(out.split())
-    assert "last_layer" in out
-    code, out, err = run_for_saved_tokens(monkeypatch, capsys, "ask", folder / "measurement", "tokens", "--json")
-    assert code == 0, err
-    told = json.loads(out)
-    assert [row["proxy"] for row in told["rows"]] == ["logit", "last_layer", "entropy", "surprisal"]
-    assert sum(row["profile"] == "concentration" for row in told["further"]["token_profiles"]["rows"]) == 6
-    assert sorted(folder.rglob("*")) == before
 
 
 def test_what_is_saved_is_read_back(quality, tmp_path):

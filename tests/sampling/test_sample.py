@@ -39,16 +39,6 @@ def rewards(batches):
     return [rollouts.rewards.tolist() for rollouts in batches]
 
 
-def test_finished_batches_are_read_and_the_others_drawn(shards):
-    earlier = Rollouts.from_sequences([[1]] * 2, [[2, 3]] * 2, [7.0] * 2, ["p1"] * 2)
-    shards.write(earlier, shards.path(1))
-    plan = Plan()
-    assert rewards(draw_batches(plan, shards, progress=False)) == [[0, 0], [7, 7], [2, 2]]
-    assert plan.drawn == [0, 2]
-    assert rewards(draw_batches(plan, shards, progress=False)) == [[0, 0], [7, 7], [2, 2]]
-    assert plan.drawn == [0, 2]
-
-
 def test_the_bar_starts_at_the_completions_that_were_finished_before(shards, monkeypatch):
     counted = []
 
