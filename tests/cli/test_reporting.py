@@ -86,13 +86,3 @@ def test_several_runs_and_sweeps_have_one_table_of_each_kind(answered, refused, 
     assert "has results that can be tabulated yet" in refused(
         "export", saved_sweep(tmp_path / "new", missing=[c.name for c in cells]), "--only", "tables"
     )
-
-
-def test_a_table_of_others_in_the_way_is_refused_before_anything_is_drawn(refused, monkeypatch, tmp_path):
-    only_two_figures(monkeypatch)
-    (tmp_path / "out" / "tables").mkdir(parents=True)
-    (tmp_path / "out" / "tables" / "alpha.tex").write_text("years of work")
-    assert "alpha.tex exists and is not a table that gradstats wrote" in refused(
-        "export", save_run(tmp_path / "run"), "--out", tmp_path / "out"
-    )
-    assert [path.name for path in (tmp_path / "out").rglob("*") if path.is_file()] == ["alpha.tex"]

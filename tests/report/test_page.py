@@ -117,15 +117,6 @@ def test_two_builds_are_byte_identical(run_directory, page, tmp_path):
     assert write_report(run_directory, tmp_path / "again.html").read_text() == page
 
 
-def test_a_page_of_the_users_in_a_run_is_not_replaced(tmp_path):
-    folder = save_run(tmp_path / "run")
-    page = folder / "report.html"
-    page.write_text("<p>my own page")
-    with pytest.raises(FileExistsError, match="report.html exists and is not a report that gradstats wrote"):
-        write_report(folder, svgs={})
-    assert page.read_text() == "<p>my own page"
-
-
 def test_broken_numbers_and_an_unwritable_place_are_said(tmp_path):
     folder = save_run(tmp_path / "run")
     (tmp_path / "file").write_text("")

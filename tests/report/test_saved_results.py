@@ -27,14 +27,13 @@ from gradstats.report.saved_results import (
     is_run_directory,
     read_recorded_experiment,
     read_results,
-    refuse_inside_run,
     run_labels,
     write_recorded_experiment,
     writing_into,
 )
 from gradstats.stats import fit_length_scaling
 from gradstats.system.files import read_json, write_json
-from gradstats.system.lock import LOCK, LockedError, only_writer
+from gradstats.system.lock import LOCK, LockedError
 
 
 def test_means_over_prompts_have_students_interval(tmp_path):
@@ -108,24 +107,6 @@ def test_writers_into_a_run_hold_its_lock(path, tmp_path):
     assert not (path / LOCK).exists()
     with writing_into(tmp_path / "new.csv"):
         assert sorted(tmp_path.iterdir()) == [path]
-
-
-def test_a_run_with_links_is_not_written_into(path, tmp_path):
-    (path / "report.html").symlink_to(tmp_path / "thesis.html")
-    with pytest.raises(ValueError, match=r"report\.html is a symbolic link"), writing_into(path / "new.csv"):
-        pass
-    assert not (path / LOCK).exists()
-
-
-def test_what_belongs_to_a_run_is_refused_and_what_is_new_is_not(path, tmp_path):
-    for out in (path, path / "alpha.json", path / "tables"):
-        with pytest.raises(FileExistsError, match=f"{out} belongs to the run {path}: choose another path"):
-            refuse_inside_run(out)
-        refuse_inside_run(out, source=path)
-    refuse_inside_run(path / "new.csv")
-    refuse_inside_run(tmp_path / "new.csv")
-    with only_writer(path), pytest.raises(LockedError, match="another process is working on"):
-        refuse_inside_run(path / "new.csv")
 
 
 def test_everything_that_was_written_is_read(tmp_path):

@@ -1,7 +1,5 @@
 """One generated batch: rewards of all processes, completions of one."""
 
-import random
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +17,6 @@ from gradstats.integrations.trl.contract import (
     intercept,
     own_estimator,
     sampler_settings,
-    torch_as_it_was,
 )
 from gradstats.system.environment import installed
 
@@ -200,27 +197,6 @@ class TestOwnEstimator:
             trainer = Trainer(loss_type=loss_type, gradstats_estimator=SimpleNamespace(estimator=families.get(used)))
             label = own_estimator(trainer)  # pyright: ignore[reportArgumentType]
             assert families.get(label).composition == composition
-
-
-def test_what_a_process_shares_is_restored_also_after_an_exit():
-    threads = torch.get_num_threads()
-    states = [torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()]  # noqa: NPY002
-
-    def end() -> None:
-        torch.manual_seed(0), random.seed(0), np.random.seed(0)  # noqa: NPY002
-        torch.set_grad_enabled(False)
-        torch.set_default_dtype(torch.float64)
-        torch.set_num_threads(threads + 1)
-        sys.exit(1)
-
-    with pytest.raises(SystemExit), torch_as_it_was():
-        end()
-    assert torch.equal(states[0], torch.get_rng_state())
-    assert states[1] == random.getstate()
-    np.testing.assert_array_equal(states[2], np.random.get_state()[1])  # noqa: NPY002
-    assert torch.is_grad_enabled()
-    assert torch.get_num_threads() == threads
-    assert torch.get_default_dtype() == torch.float32
 
 
 @pytest.mark.filterwarnings("ignore")

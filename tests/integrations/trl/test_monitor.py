@@ -271,6 +271,7 @@ import torch
 random.seed(0), np.random.seed(0), torch.manual_seed(0)  # when it is imported
 
 def ends(batch):
+    seeds(batch)
     sys.exit(3)
 
 def raises(batch):
@@ -280,6 +281,7 @@ def seeds(batch):
     random.seed(0), np.random.seed(0), torch.manual_seed(0)
     torch.set_grad_enabled(False)
     torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(torch.get_num_threads() + 1)
     return batch.rewards
 """
 
@@ -294,12 +296,13 @@ def hostile(tmp_path_factory) -> Path:
 class TestTheModelIsAsItWas:
     @pytest.mark.parametrize(("name", "skipped"), [("ends", 2), ("raises", 2), ("seeds", 0)])
     def test_whatever_an_estimator_of_the_user_does(self, tmp_path, hostile, plain, name, skipped):
-        monitor = VarianceMonitor(["rloo", f"{hostile}:{name}"], every=1)
+        monitor, threads = VarianceMonitor(["rloo", f"{hostile}:{name}"], every=1), torch.get_num_threads()
         settings = {"model": small_model(0.2), "gradient_checkpointing": False}
         trainer, _ = watched("GRPO", tmp_path, monitor=monitor, **settings)
         assert_same_bits(plain, trained(trainer))
         assert (monitor.n_measured, monitor.n_skipped) == (2 - skipped, skipped)
-        assert torch.get_default_dtype() == torch.float32
+        assert (torch.get_default_dtype(), torch.get_num_threads()) == (torch.float32, threads)
+        assert torch.is_grad_enabled()
 
     def test_whatever_an_estimator_in_use_does(self, tmp_path, hostile, plain):
         """Its advantages train, and nothing else of it: one that ends the process leaves the trainer's own."""
