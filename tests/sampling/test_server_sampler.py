@@ -13,10 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import run
+from small_runs import leave_out_pictures, small_experiment
 
 from gradstats.config.sections import SamplingSection
 from gradstats.prompts import Problem
 from gradstats.rollouts.table import read_rollouts
+from gradstats.runs.directory import RunDirectory
+from gradstats.runs.sampling_step import sample_shards
 from gradstats.sampling import SamplerSettings
 from gradstats.sampling.plan import open_sampler
 from gradstats.sampling.sample import sample
@@ -586,13 +590,13 @@ def test_several_models_have_to_be_told_apart(policy):
     assert server.requests[-1]["model"] == "b"
 
 
-def test_what_was_finished_before_a_failure_is_kept_and_gone_on_from(policy, tmp_path, monkeypatch):
-    from gradstats.config.experiment import Experiment
-    from gradstats.runs.directory import RunDirectory
-    from gradstats.runs.sampling_step import sample_shards
+def served(policy, tmp_path, server, **sampling):
+    """An experiment whose completions come from a server."""
+    given = {"max_new_tokens": 8, "reward": "exact", "sampler": "openai", "base_url": server.base_url}
+    return small_experiment(policy.name, tmp_path / "problems.jsonl", 4, sampling=given | sampling)
 
-    problems = tmp_path / "problems.jsonl"
-    problems.write_text("\n".join(json.dumps({"prompt": "ab" * k, "answer": "x"}) for k in range(1, 5)))
+
+def test_what_was_finished_before_a_failure_is_kept_and_gone_on_from(policy, tmp_path):
     broken, answered = {"from": 5}, []  # the first two complete a shard, the third is of the next
 
     def answer(request, number):
@@ -603,55 +607,33 @@ def test_what_was_finished_before_a_failure_is_kept_and_gone_on_from(policy, tmp
         return 200, completion("abcdefgh"[: 1 + request["seed"] % 8], "length")
 
     with serving(answer) as server:
-        experiment = Experiment(
-            name="served",
-            policy={"name": policy.name},
-            prompts={"source": str(problems)},
-            sampling={
-                "group_size": 2, "max_new_tokens": 8, "batch_size": 2, "reward": "exact", "sampler": "openai",
-                "base_url": server.base_url, "sampler_options": {"max_retries": 0, "concurrency": 1},
-            },
-        )  # fmt: skip
-        run = RunDirectory.open(tmp_path / "run", experiment)
+        options = {"max_retries": 0, "concurrency": 1}
+        experiment = served(policy, tmp_path, server, batch_size=2, sampler_options=options)
+        broken_off = RunDirectory.open(tmp_path / "run", experiment)
         with pytest.raises(ConnectionError, match="answered 500, 1 times: .*gone.*finished shards are kept"):
-            sample_shards(run, progress=False)
-        kept = {path.name: path.read_bytes() for path in run.rollouts.glob("*.parquet")}
+            sample_shards(broken_off, progress=False)
+        kept = {path.name: path.read_bytes() for path in broken_off.rollouts.glob("*.parquet")}
         assert list(kept) == ["shard-00000.parquet"]
-        assert [path.name for path in run.rollouts.glob(".answers*")] == [".answers-00001.json"]
+        assert [path.name for path in broken_off.rollouts.glob(".answers*")] == [".answers-00001.json"]
         broken["from"] = 10**6
-        sample_shards(run, progress=False)
+        sample_shards(broken_off, progress=False)
         assert len(answered) == len(set(answered)) == 8  # no answer is asked for twice
-        assert not list(run.rollouts.glob(".answers*"))
-        assert {name: (run.rollouts / name).read_bytes() for name in kept} == kept
+        assert not list(broken_off.rollouts.glob(".answers*"))
+        assert {name: (broken_off.rollouts / name).read_bytes() for name in kept} == kept
         whole = RunDirectory.open(tmp_path / "whole", experiment)
         sample_shards(whole, progress=False)
-    tables = [read_rollouts(folder.rollouts).frame for folder in (run, whole)]
+    tables = [read_rollouts(folder.rollouts).frame for folder in (broken_off, whole)]
     assert tables[0].equals(tables[1])
     assert np.unique(tables[0]["token_source"]).tolist() == ["text"]
 
 
 def test_a_run_takes_a_server(policy, tmp_path, monkeypatch, capsys):
-    from command_line import run
-    from small_runs import leave_out_pictures
-
-    problems = tmp_path / "problems.jsonl"
-    problems.write_text("\n".join(json.dumps({"prompt": "ab" * k, "answer": "x"}) for k in range(1, 5)))
-
     def answer(request, number):
         text = "abcdefgh"[: 1 + request["seed"] % 8]
         return 200, completion(text, "length", logprobs=pieces(text))
 
     with serving(answer) as server:
-        (tmp_path / "served.yaml").write_text(
-            f"""
-            policy: {{name: {policy.name}}}
-            prompts: {{source: {problems}}}
-            sampling:
-              {{group_size: 2, max_new_tokens: 8, reward: exact, sampler: openai, base_url: "{server.base_url}"}}
-            measurement: {{sketch_dim: 64}}
-            figures: {{formats: []}}
-            """
-        )
+        (tmp_path / "served.yaml").write_text(served(policy, tmp_path, server).to_yaml())
         leave_out_pictures(monkeypatch)
         code, _, err = run(monkeypatch, capsys, "run", tmp_path / "served.yaml", "--out", tmp_path / "run")
         assert code == 0, err
@@ -676,4 +658,3 @@ def test_a_run_takes_a_server(policy, tmp_path, monkeypatch, capsys):
     assert manifest["sampler_gap"]["off_policy"] is True
     (remark,) = [line for line in manifest["remarks"] if line.startswith("The samples are off-policy")]
     assert "check weights, precision and quantisation" in remark
-    assert "sampler against scorer" in (tmp_path / "run" / "report.html").read_text()
