@@ -103,7 +103,6 @@ def test_what_is_asked_is_answered(words, ask):
 
 #: Words of a command → why it has no answer.
 REFUSED = {
-    "ask absent": "absent does not exist: name a run directory or a measurement folder",
     "ask MEASURED success_bins rloo --success p": "--success p: the rollouts have no such column",
     "ask MEASURED allocation rloo --tokens 0": "tokens=0.0 must be a positive number of completion tokens",
     "ask MEASURED critic": "critic_quality needs values: make them with --set values.monte_carlo=4 (in Python ",
@@ -115,7 +114,6 @@ REFUSED = {
     "ask MEASURED group_sizes rloo --group-size 2": "noise is computed from groups of 2 and of this size",
     "ask MEASURED group_sizes batch_mean": "is a batch-level estimator",
     "ask MEASURED shift pass_at_k": "baseline: best of the others",
-    "ask MEASURED shift rlo": "no estimator is called 'rlo'",
     "alpha POINTS --interval rank": (
         "method='rank' is not available here for a fit by 'ols': choose from t, hc3, cluster, bootstrap"
     ),

@@ -82,12 +82,6 @@ def test_durations(seconds, text):
     assert terminal._duration(seconds) == text
 
 
-def test_a_cell_is_a_number_with_its_interval_within_what_is_possible():
-    row = {"cosine": 1.1, "cosine_low": 0.928, "cosine_high": 1.0, "q": 0.5, "q_low": 0.25, "q_high": 0.75}
-    assert terminal.with_interval(row, "q").replace("\\[", "[") == "0.50 [0.25, 0.75]"
-    assert terminal.with_interval(row, "cosine") == "≥ 0.928"
-
-
 def variance_frame(group_sizes=(4, 4)):
     frame = pd.DataFrame({"estimator": ["rloo", "length_weighted(alpha=0.8, loo=True)"], "group_size": group_sizes})
     for place, name in enumerate(shown_in("terminal")):

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from small_trainers import GROUP_SIZE, odd_rewards, small_trainer
+from small_trainers import GROUP_SIZE, PROMPTS, drawn, odd_rewards, small_trainer
 
 from gradstats.estimators import Batch, get, recipes
 from gradstats.integrations.training_record import plain_label
 from gradstats.integrations.trl import use_estimator
-from gradstats.integrations.trl.contract import Generation, intercept, own_estimator
+from gradstats.integrations.trl.contract import Generation, own_estimator
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -18,7 +18,6 @@ LOSSES = {
     "grpo": {}, "sapo": {}, "bnpo": {}, "dapo": {"delta": 1.15}, "vespo": {}, "cispo": {"epsilon_high": 1.2},
     "dr_grpo": {"off_policy_mask_threshold": 0.05}, "luspo": {"importance_sampling_level": "sequence", "epsilon": 0.05},
 }  # fmt: skip
-PROMPTS = [{"prompt": prompt} for prompt in ("one", "two three", "six") for _ in range(GROUP_SIZE)]
 
 
 @pytest.fixture(scope="module")
@@ -28,17 +27,6 @@ def trainers(tmp_path_factory):
         name: small_trainer("GRPO", tmp_path_factory.mktemp(name), loss_type=name, max_completion_length=6, **given)
         for name, given in LOSSES.items()
     }
-
-
-def drawn(trainer) -> tuple[dict[str, torch.Tensor], Generation]:
-    seen: list[Generation] = []
-    wrapped = trainer._calculate_rewards, trainer._generate_and_score_completions
-    intercept(trainer, seen.append)
-    trainer.model.train()
-    torch.manual_seed(5)
-    output = trainer._generate_and_score_completions(PROMPTS)
-    trainer._calculate_rewards, trainer._generate_and_score_completions = wrapped
-    return output, seen[0]
 
 
 def weights_in_loss(trainer, output) -> tuple[np.ndarray, torch.Tensor]:
