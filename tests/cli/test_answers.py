@@ -1,7 +1,5 @@
 """The first screens, on every committed run: short, narrow, and with no number that a reader cannot believe."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

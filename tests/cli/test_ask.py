@@ -1,7 +1,5 @@
 """Questions as commands ask them: α, comparisons, plans and all others."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil
@@ -15,7 +13,7 @@ import pytest
 from command_line import run
 from comparison_batches import quiet_compare
 from saved_runs import save_run, saved_answer
-from small_runs import leave_out_pictures, only_two_figures
+from small_runs import leave_out_pictures
 
 import gradstats as gs
 from gradstats.analyses import registry
@@ -227,16 +225,6 @@ def test_every_label_works_in_an_experiment_file_and_beside_it_in_python(own_run
     monkeypatch.chdir(own_run / json.loads((own_run / "manifest.json").read_text())["experiment_folder"])
     frame = gs.compare(gs.read_measurement(own_run / "measurement"), [*LABELS]).to_frame()
     assert frame["estimator"].tolist() == [*LABELS]
-
-
-@pytest.mark.usefixtures("elsewhere")
-def test_figures_and_report_have_every_label(answered, own_run, tmp_path, monkeypatch):
-    only_two_figures(monkeypatch)
-    answered("export", own_run, "--only", "figures", "--formats", "png", "--out", tmp_path)
-    assert set(LABELS) < set(pd.read_csv(tmp_path / "variance.csv")["estimator"])
-    answered("report", own_run, "--out", tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
-    assert [name for name in LABELS.values() if name not in page] == []
 
 
 @pytest.mark.usefixtures("elsewhere")

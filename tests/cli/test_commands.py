@@ -1,7 +1,5 @@
 """The commands: help is quick and light, failures are one sentence and a non-zero exit."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

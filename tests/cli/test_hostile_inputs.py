@@ -1,7 +1,5 @@
 """Measurements that no one wants, through the commands: one sentence with argument or column, value and remedy."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What there is by name, versions and hardware."""
 
-from __future__ import annotations
-
 import json
 from importlib.metadata import metadata
 from typing import get_args

@@ -1,7 +1,5 @@
 """Sections as options of a command: how their words are read, and what help shows."""
 
-from __future__ import annotations
-
 import pytest
 import tyro
 

@@ -1,7 +1,5 @@
 """Drawing and reporting a run from its saved numbers."""
 
-from __future__ import annotations
-
 import re
 
 from saved_runs import save_run, saved_sweep

@@ -1,7 +1,5 @@
 """Running, sampling and measuring from the command line: options, what is printed, what is written."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

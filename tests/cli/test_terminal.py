@@ -1,7 +1,5 @@
 """What the commands print: sentences, tables and their cells."""
 
-from __future__ import annotations
-
 import codecs
 import inspect
 import json

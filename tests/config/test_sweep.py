@@ -115,9 +115,7 @@ def test_an_experiment_that_varies_settings_is_not_run_as_one(tmp_path):
     path = write(tmp_path / "s.yaml", {"sampling.temperature": [1.0]})
     with pytest.raises(ValueError, match=r"varies settings \(vary\): run it with `gradstats run"):
         load_experiment(path)
-    with pytest.raises(
-        FileNotFoundError, match="there is no sweep file absent, and none of that name comes with the project"
-    ):
+    with pytest.raises(FileNotFoundError, match="there is no sweep file absent, and none of that name comes with the"):
         load_sweep("absent")
     with pytest.raises(FileNotFoundError, match=r": did you mean embedded_mismatch\?"):
         load_sweep("embeded_mismatch")

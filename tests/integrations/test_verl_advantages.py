@@ -116,12 +116,9 @@ class TestNames:
         names = set(advantage_functions({}))
         assert {"gradstats/rloo", "gradstats/grpo", "gradstats/recipe:dapo", "gradstats/asymmetric"} <= names
         assert "gradstats" not in names
-        assert not {"gradstats/otb", "gradstats/norm_weighted", "gradstats/gae", "gradstats/remax"} & names
-
-    def test_the_variable_gives_parameters(self):
         label = "length_weighted(alpha=0.8, loo=True)"
-        function = advantage_functions({"GRADSTATS_ESTIMATOR": label})["gradstats"]
-        assert function.estimator.label == label
+        assert advantage_functions({"GRADSTATS_ESTIMATOR": label})["gradstats"].estimator.label == label
+        assert not {"gradstats/otb", "gradstats/norm_weighted", "gradstats/gae", "gradstats/remax"} & names
 
     @pytest.mark.parametrize(
         ("label", "message"),

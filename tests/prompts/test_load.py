@@ -82,9 +82,7 @@ def test_an_unreachable_data_set_gives_the_remedy(monkeypatch):
         load_prompts("openai/gsm8k", 3)
     monkeypatch.setattr("gradstats.prompts.load.hub_problem", lambda *_args: None)
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(
-        ConnectionError, match="openai/gsm8k.*could not be loaded .*reach the Hub.*--local-dir data/gsm8k"
-    ):
+    with pytest.raises(ConnectionError, match="openai/gsm8k.*could not be loaded .*reach the Hub.*--local-dir"):
         load_prompts("openai/gsm8k", 3)
 
 

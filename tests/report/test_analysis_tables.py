@@ -1,7 +1,5 @@
 """The table of a comparison: names in words, and bold only where a tie is excluded."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import matplotlib.pyplot as plt

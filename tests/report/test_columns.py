@@ -1,7 +1,5 @@
 """Each printed and saved column has an entry in the index, whose file exists and names it."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import re

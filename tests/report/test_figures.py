@@ -1,7 +1,5 @@
 """Several runs on the same axes: labels, warnings, and what cannot be drawn together."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

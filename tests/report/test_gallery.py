@@ -1,7 +1,5 @@
 """Several runs on one page: α and the ratios of all, with links to the page of each."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The words of terminal and report: explained once, in order, and complete for what a table shows."""
 
-from __future__ import annotations
-
 from gradstats.report.glossary import TERMS
 
 

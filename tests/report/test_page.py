@@ -1,7 +1,5 @@
 """The report: one self-contained file that works in a browser without network access."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

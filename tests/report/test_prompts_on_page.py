@@ -1,7 +1,5 @@
 """The section of the page on prompts: success on each, and completions to read."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

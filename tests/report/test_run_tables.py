@@ -1,7 +1,5 @@
 """Every table of a run as LaTeX."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

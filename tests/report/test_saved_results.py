@@ -1,7 +1,5 @@
 """Token results from the command line: printed, written, read back and drawn."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The joined results of a sweep, from saved numbers."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

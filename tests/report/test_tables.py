@@ -1,7 +1,5 @@
 """Tables: digits, intervals, captions, escaping."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

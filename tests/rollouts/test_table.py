@@ -254,9 +254,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pyarrow.parquet.write_table", full_disk)
-    with pytest.raises(
-        OSError, match=r"no space is left to write .*rollouts\.parquet: free some and repeat the command"
-    ):
+    with pytest.raises(OSError, match=r"no space is left to write .*rollouts\.parquet: free some and repeat the"):
         table(rewards=[0.0, 0.0]).to_parquet(path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]

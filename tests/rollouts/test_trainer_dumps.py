@@ -97,9 +97,7 @@ def test_the_measure_command_reads_dumps(policy_folder, tmp_path, monkeypatch, c
 
 
 def test_trl_messages_become_the_templates_tokens(tmp_path, tokenizer):
-    with pytest.warns(
-        UserWarning, match=r"does not record token ids, log-probabilities .*2 steps, of as many policies"
-    ):
+    with pytest.warns(UserWarning, match=r"does not record token ids, log-probabilities .*2 steps, of as many"):
         rollouts = read_trl_completions(trl_file(tmp_path / "c.parquet"), tokenizer, max_completion_length=4)
     assert rollouts.frame["prompt_tokens"].tolist()[:3] == [[2, *ids("ab"), 3]] * 2 + [[2, *ids("cd"), 3]]
     expected = [*([*ids(text), EOS] for text in ("xy", "xyz", "x")), ids("xyzq")]
@@ -116,9 +114,7 @@ def test_trl_messages_become_the_templates_tokens(tmp_path, tokenizer):
 
 def test_trl_rewards_are_named_weighted_and_may_be_missing(tmp_path, tokenizer):
     path = trl_file(tmp_path / "c.parquet", style=[0.5, np.nan, np.nan, 1.0], accuracy=[1.0, 0.0, np.nan, 0.0])
-    with pytest.raises(
-        ValueError, match=r"does not have exactly one numeric column that may be the reward \(accuracy, style\)"
-    ):
+    with pytest.raises(ValueError, match=r"exactly one numeric column .* the reward \(accuracy, style\)"):
         read_trl_completions(path, tokenizer)
     with pytest.warns(UserWarning, match=r"rows left out \(1 without a reward\)"):
         rollouts = read_trl_completions(path, tokenizer, reward={"accuracy": 2.0, "style": 1.0})
@@ -233,9 +229,7 @@ def test_what_was_done_to_prompts_is_said(tmp_path):
         rollouts = read_trl_completions(path, tokenizer)
     assert rollouts.frame["prompt_tokens"][0] == tokenizer("ab")["input_ids"]
     rows = [{"input": text, "output": "xy", "score": 0, "step": 1} for text in ("user\nab\nassistant\n", "cd")]
-    with pytest.warns(
-        UserWarning, match="prompts: the chat template restored around 1, 1 tokenised as the text stands"
-    ):
+    with pytest.warns(UserWarning, match="prompts: the chat template restored around 1, 1 tokenised as the text"):
         read_verl_rollouts(verl_file(tmp_path / "1.jsonl", rows), tokenizer)
 
 
@@ -363,9 +357,7 @@ def test_turns_of_a_verl_output_are_masked_or_refused(tmp_path):
     spoken = "I add.\nuser\n<tool_response>\n39\n</tool_response>\nassistant\n39."
     rows = [{"input": "user\nab\nassistant\n", "output": spoken, "score": 1, "step": 1}]
     path = verl_file(tmp_path / "1.jsonl", rows)
-    with pytest.raises(
-        ValueError, match=r"completion 0 of 1\.jsonl cannot be read: its text holds turns of other speakers"
-    ):
+    with pytest.raises(ValueError, match=r"completion 0 of 1\.jsonl cannot be read: its text holds turns of other"):
         read_verl_rollouts(path, tokenizer)
     with pytest.warns(UserWarning, match="of the tokens of completions are of tools and other speakers, and masked"):
         rollouts = read_verl_rollouts(path, tokenizer, other_turns="masked", max_completion_length=500)

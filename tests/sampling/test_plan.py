@@ -125,14 +125,23 @@ def test_only_the_sampler_of_transformers_passes_through_the_weights_of_the_poli
     assert not replace(plan, sampler=object()).in_step
 
 
-def test_prompts_that_leave_no_room_in_the_context_are_refused(policy):
-    message = (
-        r"max_new_tokens is 60, .* 9 tokens of prompt 'long' .* context of 64: lower it to 55 or less, or drop the 2"
-    )
+NO_ROOM = r"max_new_tokens is 60, .* 9 tokens of prompt 'long' .* context of 64: lower it to 55 or less, or drop the 2"
+TOO_MANY = r"group_size is 10+, which makes 30+ completions of 3 prompts: .* at most 10000000"
+
+
+@pytest.mark.parametrize(
+    ("problems", "options", "message"),
+    [
+        (PROBLEMS, {"max_new_tokens": 60}, NO_ROOM),
+        ([Problem("huge", "ab " * 30, "x"), PROBLEMS[1]], {"max_new_tokens": 4}, "context of 64: drop the 1 longest"),
+        (PROBLEMS, {"max_new_tokens": 8, "group_size": 10**30}, TOO_MANY),
+        ([], {}, "problems is empty"),
+        ([PROBLEMS[0], PROBLEMS[0]], {}, "problems repeat a prompt_id"),
+    ],
+)
+def test_prompts_that_cannot_be_sampled_are_refused(policy, problems, options, message):
     with pytest.raises(ValueError, match=message):
-        sample(policy, PROBLEMS, max_new_tokens=60, progress=False)
-    with pytest.raises(ValueError, match=r"context of 64: drop the 1 longest"):
-        sample(policy, [Problem("huge", "ab " * 30, "x"), PROBLEMS[1]], max_new_tokens=4, progress=False)
+        sample(policy, problems, reward="exact", progress=False, **options)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -141,21 +150,6 @@ def test_the_default_cap_is_what_the_context_leaves(policy):
         plan = SamplingPlan.make(policy, PROBLEMS, SamplingSection(reward="exact"))
     assert plan.settings.max_new_tokens == 55
     assert plan.metadata["sampler"]["max_new_tokens"] == 55
-
-
-def test_a_group_size_that_fills_the_memory_is_refused(policy):
-    section = SamplingSection(group_size=10**30, max_new_tokens=8, reward="exact")
-    with pytest.raises(
-        ValueError, match=r"group_size is 10+, which makes 30+ completions of 3 prompts: .* at most 10000000"
-    ):
-        SamplingPlan.make(policy, PROBLEMS, section)
-
-
-def test_no_problems_and_repeated_names_are_refused(policy):
-    with pytest.raises(ValueError, match="problems is empty"):
-        sample(policy, [], progress=False)
-    with pytest.raises(ValueError, match="problems repeat a prompt_id"):
-        sample(policy, [PROBLEMS[0], PROBLEMS[0]], progress=False)
 
 
 RISING = [Problem(f"p{k}", "ab" * k, "x", "exact") for k in range(1, 5)]

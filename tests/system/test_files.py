@@ -94,9 +94,7 @@ def test_a_damaged_json_file_is_refused_by_name(tmp_path):
     write_json(path, {"a": 1.25, "b": [1]})
     text = path.read_text()
     path.write_text(text.replace("1.25", "1.75"))
-    with pytest.raises(
-        ValueError, match=r"data.json has changed since it was written, its checksum does not match: rest"
-    ):
+    with pytest.raises(ValueError, match=r"data.json has changed since it was written, its checksum does not match:"):
         read_json(path)
     path.write_text(text.replace('"checksum"', '"chdcksum"'))
     with pytest.raises(ValueError, match="has changed since it was written"):

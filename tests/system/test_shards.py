@@ -64,9 +64,7 @@ def test_an_interrupted_sampling_resumes_from_its_shards(policy, tmp_path, monke
     assert len(calls) == 1
     assert again.frame["completion_tokens"].map(list).tolist() == whole.frame["completion_tokens"].map(list).tolist()
     np.testing.assert_array_equal(again.rewards, whole.rewards)
-    with pytest.raises(
-        ValueError, match="holds shards of an unfinished command with another seed: finish that command"
-    ):
+    with pytest.raises(ValueError, match="holds shards of an unfinished command with another seed: finish that"):
         gs.sample(policy, problems, rng=4, keep_in=tmp_path / "shards", **SETTINGS)
 
 
