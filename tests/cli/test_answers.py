@@ -258,50 +258,65 @@ def test_a_head_that_holds_most_of_the_squared_norm_is_named():
     assert text.startswith("All this is mostly of the head, which holds 86% of ‖S‖²;")
 
 
-def test_what_is_best_and_what_to_avoid_holds_for_all_rows_at_once():
-    better, worse = ("grpo", 0.8, 0.7, 0.9, {}), ("reinforce", 2.12, 1.78, 2.53, {})
-    assert said(RLOO, better, worse) == {
-        "best": "grpo needs 0.80 [0.70, 0.90] times the samples of rloo.",
-        "avoid": "reinforce needs 2.12 [1.78, 2.53] times the samples of rloo.",
-        "advice": "Use grpo in place of rloo, for 20% [10, 30] fewer samples.",
-    }
-    worst, far = (("constant", 3.5, 3.0, 4.0, {}), ("gspo", 3.0, 2.5, 3.4, {}))
-    avoided = said(RLOO, worse, worst, far)["avoid"]
-    assert avoided == "constant needs 3.50 [3.00, 4.00] times the samples of rloo; gspo and 1 more need more too."
-    at_once = {"matched_ratio_simultaneous_low": 0.6, "matched_ratio_simultaneous_high": 1.1}
-    wide = {"matched_ratio_simultaneous_low": 1.05, "matched_ratio_simultaneous_high": 4.0}
-    found = said(("grpo", 0.8, 0.7, 0.9, at_once), ("rloo", 1.0, 1.0, 1.0, {}), ("reinforce", 2.12, 1.78, 2.53, wide))
-    corrected = "No estimator is shown to beat rloo, corrected for comparing all rows, which the"
-    assert found["best"] == f"{corrected} interval of grpo is not."
-    assert "avoid" not in found
-    found = said(("grpo", 0.8, 0.7, 0.9, at_once), RLOO, ("gspo", 0.9, 0.85, 0.95, at_once))
-    assert found["best"] == f"{corrected} intervals of grpo and gspo are not."
-
-
-def test_rows_that_are_not_resolved_may_be_the_best():
-    unknown, better = ("otb", NAN, 0.0, math.inf, {}), ("grpo", 0.8, 0.7, 0.9, {})
-    nothing = "No estimator that could be judged is shown to beat rloo. 1 row is not resolved."
-    assert said(RLOO, unknown)["best"] == nothing
-    assert said(RLOO, better, unknown, unknown)["best"].endswith("of rloo. 2 rows are not resolved.")
-    above = ("dapo", NAN, 1.2, math.inf, {})  # whatever it is, it is not lower
-    assert said(RLOO, above)["best"] == "No estimator is shown to beat rloo."
-
-
+BETTER, WORSE, UNKNOWN = (
+    ("grpo", 0.8, 0.7, 0.9, {}),
+    ("reinforce", 2.12, 1.78, 2.53, {}),
+    ("otb", NAN, 0.0, math.inf, {}),
+)
+WORST, FAR = ("constant", 3.5, 3.0, 4.0, {}), ("gspo", 3.0, 2.5, 3.4, {})
+ABOVE = ("dapo", NAN, 1.2, math.inf, {})  # whatever it is, it is not lower
 BIASED = {"matched_bias_share_low": 0.66, "matched_bias_share_high": 0.776}
+OPEN_ABOVE = {"matched_bias_share": NAN, "matched_bias_share_low": 0.66, "matched_bias_share_high": 1.0}
+AT_ONCE = {"matched_ratio_simultaneous_low": 0.6, "matched_ratio_simultaneous_high": 1.1}
+WIDE = {"matched_ratio_simultaneous_low": 1.05, "matched_ratio_simultaneous_high": 4.0}
+CORRECTED = "No estimator is shown to beat rloo, corrected for comparing all rows, which the"
+_OF_A_BATCH = "of the error of gspo in a batch of 128 prompts is bias."
+
+
+@pytest.mark.parametrize(
+    ("rows", "topic", "text"),
+    [
+        ([BETTER, WORSE], "best", "grpo needs 0.80 [0.70, 0.90] times the samples of rloo."),
+        ([BETTER, WORSE], "avoid", "reinforce needs 2.12 [1.78, 2.53] times the samples of rloo."),
+        (
+            [WORSE, WORST, FAR],
+            "avoid",
+            "constant needs 3.50 [3.00, 4.00] times the samples of rloo; gspo and 1 more need more too.",
+        ),
+        ([(*BETTER[:4], AT_ONCE), (*WORSE[:4], WIDE)], "best", f"{CORRECTED} interval of grpo is not."),
+        ([(*BETTER[:4], AT_ONCE), (*WORSE[:4], WIDE)], "avoid", None),
+        (
+            [(*BETTER[:4], AT_ONCE), ("gspo", 0.9, 0.85, 0.95, AT_ONCE)],
+            "best",
+            f"{CORRECTED} intervals of grpo and gspo are not.",
+        ),
+        ([UNKNOWN], "best", "No estimator that could be judged is shown to beat rloo. 1 row is not resolved."),
+        (
+            [BETTER, UNKNOWN, UNKNOWN],
+            "best",
+            "grpo needs 0.80 [0.70, 0.90] times the samples of rloo. 2 rows are not resolved.",
+        ),
+        ([ABOVE], "best", "No estimator is shown to beat rloo."),
+        ([("gspo", 1.2, 0.9, 1.6, BIASED)], "bias", f"66–78 % {_OF_A_BATCH}"),
+        ([("gspo", 1.2, 0.9, 1.6, OPEN_ABOVE)], "bias", f"≥ 66 % {_OF_A_BATCH}"),
+    ],
+)
+def test_what_is_best_what_to_avoid_and_what_is_biased_holds_for_all_rows_at_once(rows, topic, text):
+    assert said(RLOO, *rows).get(topic) == text
 
 
 @pytest.mark.parametrize(
     ("row", "advice"),
     [
         (("grpo", 0.99, 0.9, 1.1, {}), "Keep rloo"),
-        (("grpo", 0.8, 0.7, 0.9, {}), "Use grpo in place of rloo, for 20% [10, 30] fewer samples"),
+        (BETTER, "Use grpo in place of rloo, for 20% [10, 30] fewer samples"),
         (("gspo", 0.8, 0.7, 0.9, BIASED), "Keep rloo"),
         (
             ("norm_weighted(loo=True)", 0.8, 0.7, 0.9, {}),
             "Keep rloo unless you can afford the gradient norms that norm_weighted(loo=True) needs",
         ),
         (("mine:estimator", 0.8, 0.7, 0.9, {}), "Use mine:estimator in place of rloo, for 20% [10, 30] fewer samples"),
-        (("otb", NAN, 0.0, math.inf, {}), "Measure more prompts: nothing could be compared with rloo"),
+        (UNKNOWN, "Measure more prompts: nothing could be compared with rloo"),
     ],
 )
 def test_the_advice_is_what_is_resolved(row, advice):
@@ -366,16 +381,6 @@ def test_what_alpha_says_of_growth_is_what_its_interval_decides(low, high, growt
     first, within = alpha_verdicts(alpha | {"within_prompt": inner})
     assert within.text == "Among answers to one prompt, α = 2.00 [1.90, 2.10]."
     assert ("within prompts" in first.text) == (growth != "gradients outgrow length")
-
-
-BIAS_UP_TO_1 = {"matched_bias_share_high": 1.0}
-
-
-def test_a_bias_that_matters_is_a_verdict():
-    row = ("gspo", 1.2, 0.9, 1.6, BIASED)
-    assert said(RLOO, row)["bias"] == "66–78 % of the error of gspo in a batch of 128 prompts is bias."
-    open_above = ("gspo", 1.2, 0.9, 1.6, {"matched_bias_share": NAN, "matched_bias_share_low": 0.66} | BIAS_UP_TO_1)
-    assert said(RLOO, open_above)["bias"] == "≥ 66 % of the error of gspo in a batch of 128 prompts is bias."
 
 
 @pytest.mark.parametrize(
