@@ -5,6 +5,7 @@ import importlib
 import os
 import shutil
 import signal
+from contextlib import contextmanager
 from pathlib import Path
 
 import jaxtyping
@@ -209,6 +210,15 @@ def points(tmp_path):
     path = tmp_path / "points.csv"
     data.load("gloeckle2026").to_csv(path, index=False)
     return path
+
+
+@contextmanager
+def screen(browser, width, height=800, mobile=False):
+    """A browser whose screen has a size."""
+    device = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
+    yield
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,10 @@
 """What there is by name, versions and hardware."""
 
-from __future__ import annotations
-
 import json
 from importlib.metadata import metadata
 from typing import get_args
 
 import pytest
-from command_line import run
 
 from gradstats import estimators
 from gradstats.cli.answers import LINES, WIDTH
@@ -16,30 +13,23 @@ from gradstats.rewards.registry import REWARDS
 from gradstats.system.environment import EXTRAS
 
 
-def test_quantities_are_listed_one_a_line_with_their_files(monkeypatch, capsys):
-    code, out, _ = run(monkeypatch, capsys, "list", "quantities", "--all")
-    (line,) = [line.split() for line in out.splitlines() if line.startswith("energy_ratio ")]
-    assert code == 0
-    assert line == ["energy_ratio", "on_policy", "analyses/on_policy.py", "energy", "ratio"]
-    _, out, _ = run(monkeypatch, capsys, "list", "quantities")
-    assert " on_policy · sampler_gap " in " ".join(out.split())
-    _, out, _ = run(monkeypatch, capsys, "list", "quantities", "on_policy")
-    assert any(line.startswith("energy_ratio ") for line in out.splitlines())
-    _, out, _ = run(monkeypatch, capsys, "list", "quantities", "energy_ratio")
+def test_quantities_are_listed_one_a_line_with_their_files(answered):
+    lines = [line.split() for line in answered("list", "quantities", "--all").splitlines()]
+    assert ["energy_ratio", "on_policy", "analyses/on_policy.py", "energy", "ratio"] in lines
+    assert " on_policy · sampler_gap " in " ".join(answered("list", "quantities").split())
+    assert "\nenergy_ratio " in answered("list", "quantities", "on_policy")
+    out = answered("list", "quantities", "energy_ratio")
     assert out.splitlines()[:3] == ["energy_ratio", "  table: on_policy", "  file: analyses/on_policy.py"]
 
 
-def test_one_of_a_list_is_explained_and_the_nearest_is_proposed(refused, monkeypatch, capsys):
-    _, out, _ = run(monkeypatch, capsys, "list", "terms", "Best")
-    assert out.startswith("best set\n  The estimators that may have")
-    assert len(out.splitlines()) <= 3
-    _, out, _ = run(monkeypatch, capsys, "list", "estimators", "rloo", "--json")
-    assert [row["name"] for row in json.loads(out)["rows"]] == ["rloo"]
-    _, out, _ = run(monkeypatch, capsys, "list", "terms", "matched_ratio")
-    assert out.startswith("relative noise, matched ratio\n")
-    assert "none of the quantities is called 'matched_ration': did you mean matched_ratio?" in refused(
-        "list", "quantities", "matched_ration"
-    )
+def test_one_of_a_list_is_explained_and_the_nearest_is_proposed(answered, refused):
+    out = answered("list", "terms", "Best")
+    assert (out.startswith("best set\n  The estimators that may have"), len(out.splitlines()) <= 3) == (True, True)
+    rows = json.loads(answered("list", "estimators", "rloo", "--json"))["rows"]
+    assert [row["name"] for row in rows] == ["rloo"]
+    assert answered("list", "terms", "matched_ratio").startswith("relative noise, matched ratio\n")
+    wrong = "none of the quantities is called 'matched_ration': did you mean matched_ratio?"
+    assert wrong in refused("list", "quantities", "matched_ration")
     err = refused("list", "termz")
     assert "'termz' cannot be listed: did you mean terms? choose from experiments, " in err
     assert "as in list estimators rloo" in err
@@ -60,15 +50,13 @@ def test_every_extra_of_users_is_known_to_the_check():
     assert set(EXTRAS) == extras
 
 
-def test_without_a_kind_the_other_kinds_are_named(monkeypatch, capsys):
-    _, out, _ = run(monkeypatch, capsys, "list")
-    *_, last = out.split("\n\n")
+def test_without_a_kind_the_other_kinds_are_named(answered):
+    *_, last = answered("list").split("\n\n")
     assert all(kind in last for kind in get_args(Kind) if kind != "experiments")
 
 
 def test_env_is_json(answered):
-    out = answered("check", "--json")
-    assert {"torch", "transformers", "gradstats"} <= set(json.loads(out)["versions"])
+    assert {"torch", "transformers", "gradstats"} <= set(json.loads(answered("check", "--json"))["versions"])
 
 
 #: What can be listed → some names that are in the list.

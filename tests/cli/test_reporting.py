@@ -1,19 +1,11 @@
 """Drawing and reporting a run from its saved numbers."""
 
-from __future__ import annotations
-
 import re
-from dataclasses import replace
 
 from saved_runs import save_run, saved_sweep
 from small_runs import only_two_figures
 
-from gradstats.answers import Answer
 from gradstats.report.saved_results import read_results
-
-
-def test_figures_need_a_run(refused):
-    assert "name at least one run directory: gradstats export RUN" in refused("export")
 
 
 def test_figures_are_drawn_as_the_options_say(answered, monkeypatch, tmp_path):
@@ -40,6 +32,7 @@ def test_the_report_is_one_page(answered, refused, monkeypatch, tmp_path):
 def test_a_sweep_is_compared_in_a_gallery(answered, refused, tmp_path):
     sweep = saved_sweep(tmp_path / "sweep")
     assert "gradstats report --gallery" in refused("report", sweep)
+    assert "name at least one run directory: gradstats export RUN" in refused("export")
     out = answered("report", "--gallery", sweep, "--out", tmp_path / "gallery.html")
     assert out.strip() == str(tmp_path / "gallery.html")
     assert "2 runs side by side" in (tmp_path / "gallery.html").read_text()
@@ -91,23 +84,3 @@ def test_several_runs_and_sweeps_have_one_table_of_each_kind(answered, refused, 
     assert "has results that can be tabulated yet" in refused(
         "export", saved_sweep(tmp_path / "new", missing=[c.name for c in cells]), "--only", "tables"
     )
-
-
-def test_several_runs_with_other_references_are_refused_before_anything_is_drawn(refused, tmp_path):
-    one, other = save_run(tmp_path / "one"), save_run(tmp_path / "other")
-    answer = Answer.read(other / "variance")
-    replace(answer, about={**answer.about, "reference": "reinforce"}).save(other / "variance")
-    assert "the runs' ratios are to different references (rloo, reinforce)" in refused(
-        "export", one, other, "--out", tmp_path / "out"
-    )
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_table_of_others_in_the_way_is_refused_before_anything_is_drawn(refused, monkeypatch, tmp_path):
-    only_two_figures(monkeypatch)
-    (tmp_path / "out" / "tables").mkdir(parents=True)
-    (tmp_path / "out" / "tables" / "alpha.tex").write_text("years of work")
-    assert "alpha.tex exists and is not a table that gradstats wrote" in refused(
-        "export", save_run(tmp_path / "run"), "--out", tmp_path / "out"
-    )
-    assert [path.name for path in (tmp_path / "out").rglob("*") if path.is_file()] == ["alpha.tex"]

@@ -1,7 +1,5 @@
 """What the commands print: sentences, tables and their cells."""
 
-from __future__ import annotations
-
 import codecs
 import inspect
 import json
@@ -22,10 +20,8 @@ from rich.table import Table
 from gradstats.analyses.variance import ANALYSIS as VARIANCE
 from gradstats.cli import terminal
 from gradstats.cli.commands import COMMANDS, OF_QUESTIONS, function_of
-from gradstats.cli.installation import list_things
 from gradstats.config.experiment import load_experiment
 from gradstats.report.tables import Table as PaperTable
-from gradstats.rollouts.table import Rollouts
 from gradstats.runs.cost import CostEstimate
 from gradstats.stats.variance.quantities import QUANTITIES, shown_in
 
@@ -42,13 +38,16 @@ def printed(monkeypatch, capsys):
     return call
 
 
-def test_an_error_is_one_line_in_which_brackets_are_text(monkeypatch, capsys):
+def test_errors_and_remarks_are_text(monkeypatch, capsys):
     monkeypatch.setattr(terminal, "_errors", Console(stderr=True, highlight=False, soft_wrap=True))
     terminal.fail("the value [bold]1[/]\n   is wrong")
     terminal.note("[x] is left out")
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err == "gradstats: the value [bold]1[/] is wrong\nnote: [x] is left out\n"
+    assert capsys.readouterr() == ("", "gradstats: the value [bold]1[/] is wrong\nnote: [x] is left out\n")
+    # Control characters could clear the screen, hide a line or turn the direction of reading.
+    terminal.fail("the problems no longer hold \x1b[2Jp1\x07")
+    terminal.note("\x9b31mp2\u202e\r is left out")
+    err = capsys.readouterr().err
+    assert err == ("gradstats: the problems no longer hold \\x1b[2Jp1\\x07\nnote: \\x9b31mp2\\u202e\\r is left out\n")
 
 
 def test_in_a_terminal_an_error_is_folded_between_words(monkeypatch, capsys):
@@ -60,15 +59,6 @@ def test_in_a_terminal_an_error_is_folded_between_words(monkeypatch, capsys):
     assert len(lines) > 2
     assert max(map(len, lines)) <= 80
     assert " ".join(" ".join(lines).split()) == f"gradstats: {words}"
-
-
-def test_control_characters_of_ids_do_not_reach_the_terminal(monkeypatch, capsys):
-    """They could clear the screen, hide a line or turn the direction of reading."""
-    monkeypatch.setattr(terminal, "_errors", Console(stderr=True, highlight=False, soft_wrap=True))
-    terminal.fail("the problems no longer hold \x1b[2Jp1\x07")
-    terminal.note("\x9b31mp2\u202e\r is left out")
-    err = capsys.readouterr().err
-    assert err == ("gradstats: the problems no longer hold \\x1b[2Jp1\\x07\nnote: \\x9b31mp2\\u202e\\r is left out\n")
 
 
 def test_warnings_of_the_library_become_remarks_once(monkeypatch, capsys):
@@ -90,12 +80,6 @@ def test_durations(seconds, text):
     assert terminal._duration(seconds) == text
 
 
-def test_a_cell_is_a_number_with_its_interval_within_what_is_possible():
-    row = {"cosine": 1.1, "cosine_low": 0.928, "cosine_high": 1.0, "q": 0.5, "q_low": 0.25, "q_high": 0.75}
-    assert terminal.with_interval(row, "q").replace("\\[", "[") == "0.50 [0.25, 0.75]"
-    assert terminal.with_interval(row, "cosine") == "≥ 0.928"
-
-
 def variance_frame(group_sizes=(4, 4)):
     frame = pd.DataFrame({"estimator": ["rloo", "length_weighted(alpha=0.8, loo=True)"], "group_size": group_sizes})
     for place, name in enumerate(shown_in("terminal")):
@@ -107,16 +91,9 @@ def variance_frame(group_sizes=(4, 4)):
 
 def test_the_variance_table_has_a_column_for_each_quantity_of_the_terminal(printed):
     text = printed(terminal.show_answer_table, VARIANCE, variance_frame())
-    assert "Variance of one prompt group's gradient, 90% intervals over n = 30 prompts; ratios to rloo are" in " ".join(
-        text.split()
-    )
     assert all(QUANTITIES[name].heading.format(reference="rloo") in text for name in shown_in("terminal"))
-    assert "not resolved" not in text
-    assert "N = 4" not in text
+    assert not [words for words in ("not resolved", "N = 4") if words in text]
     assert "length_weighted(alpha=0.8," in text  # the name is folded
-
-
-def test_the_variance_table_names_group_sizes(printed):
     assert "rloo, N = 2" in printed(terminal.show_answer_table, VARIANCE, variance_frame((2, 4)))
 
 
@@ -126,15 +103,11 @@ def test_what_holds_for_all_rows_at_once_is_in_the_table(printed):
         frame[f"{name}_simultaneous_low"], frame[f"{name}_simultaneous_high"] = [1.0, low], [1.0, high]
     frame["in_best_set"] = [None, True]
     text = printed(terminal.show_answer_table, VARIANCE, frame, width=240)
-    lines = [line.strip() for line in text.splitlines()]
-    headings = next(line for line in lines if line.startswith("estimator "))
-    assert headings.endswith("best set")
+    lines = {line.split()[0]: line.strip() for line in text.splitlines() if line.strip()}
+    headings, cells = lines["estimator"], lines["length_weighted(alpha=0.8,"]
     assert headings.index("ratio to rloo") < headings.index("ratios of all rows") < headings.index("relative noise")
-    cells = next(line for line in lines if line.startswith("length_weighted"))
     assert cells.index("[0.61, 0.92]") < cells.index("[0.730, 0.840]")
-    assert cells.endswith("yes")
-    assert next(line for line in lines if line.startswith("rloo")).endswith("–")
-    assert "Ratios of all rows: between these ends all 2 estimators compared lie at once." in text
+    assert [line.split()[-1] for line in (headings, cells, lines["rloo"])] == ["set", "yes", "–"]
     assert "\n–: not resolved or not defined on these data; see the notes\n" in text
     narrow = printed(terminal.show_answer_table, VARIANCE, frame, width=80).splitlines()
     assert max(map(len, narrow)) <= 80
@@ -145,51 +118,39 @@ def test_what_holds_for_all_rows_at_once_is_in_the_table(printed):
     ("levels", "said"),
     [
         ([0.95, 0.95], "  1 note: --notes"),
-        ([], "  1 note: --notes"),
         ([0.5, 0.8], "  50% and 80% intervals    1 note: --notes"),
         ([0.995, 0.995], "  99.5% intervals    1 note: --notes"),
-        ([0.95, 0.8], "  95% and 80% intervals    1 note: --notes"),
     ],
 )
 def test_levels_that_are_not_the_usual_one_stand_on_the_first_screen(levels, said):
     assert terminal.hidden_content_hint(1, notes=False, everything=True, levels=levels) == [said]
 
 
-def test_rollouts_in_one_line(printed, tmp_path):
-    rollouts = Rollouts.from_sequences([[1]] * 3, [[2], [2, 3], [2, 3, 4]], [1.0, 0.0, 0.5], ["p", "p", "q"])
-    assert " ".join(printed(terminal.show_rollouts, rollouts, tmp_path).split()) == (
-        f"3 completions of 2 prompts, mean reward 0.50, median length 2 → {tmp_path}"
-    )
-
-
 def test_the_cost_of_a_run(printed):
     experiment = load_experiment("embedded", ["sampling.max_new_tokens=1200"])
     cost = CostEstimate(
-        n_prompts=1500,
-        n_sequences=12000,
-        n_tokens=14_400_000,
-        n_batches=188,
-        n_parameters=1_234_567,
-        sampling_seconds=80.0,
-        measuring_seconds=7200.0,
-        memory_gib=1.25,
-        disk_gib=0.5,
-    )
-    text = printed(terminal.show_cost, experiment, cost)
-    assert "would sample 12,000 completions of 1,500 prompts, at most 1,200 tokens each, in 188 shards" in " ".join(
-        text.split()
-    )
-    assert max(map(len, text.splitlines())) <= 80
-    assert "1,234,567 parameters" in " ".join(text.split())
-    cells = {" ".join(line.replace("│", " ").split()) for line in text.splitlines()}
-    assert {"sampling 80 s", "measuring 2.0 h", "memory, estimated 1.2 GiB", "disk 0.50 GiB"} <= cells
-    assert not any("workers" in cell for cell in cells)
-    by_workers = printed(terminal.show_cost, experiment, replace(cost, loading_seconds=60.0, devices="of 10 GPUs"), 10)
-    cells = {" ".join(line.replace("│", " ").split()) for line in by_workers.splitlines()}
-    # 60 s, and 19 of 188 shards, the share of the slowest.
-    assert {"sampling by 10 such workers 68 s", "measuring by 10 such workers 13 min"} <= cells
-    assert "memory of each, estimated" in by_workers
-    assert "of 10 GPUs" in by_workers
+        n_prompts=1500, n_sequences=12000, n_tokens=14_400_000, n_batches=188, n_parameters=1_234_567,
+        sampling_seconds=80.0, measuring_seconds=7200.0, memory_gib=1.25, disk_gib=0.5,
+    )  # fmt: skip
+    by_workers = replace(cost, loading_seconds=60.0, devices="of 10 GPUs")
+    for made, parts in (
+        (
+            (cost,),
+            "would sample 12,000 completions of 1,500 prompts, at most 1,200 tokens each, in 188 shards"
+            "; 1,234,567 parameters; sampling 80 s; measuring 2.0 h; memory, estimated 1.2 GiB; disk 0.50 GiB",
+        ),
+        # 60 s, and 19 of 188 shards, the share of the slowest.
+        (
+            (by_workers, 10),
+            "sampling by 10 such workers 68 s; measuring by 10 such workers 13 min; memory of each, estimated; "
+            "of 10 GPUs",
+        ),
+    ):
+        text = printed(terminal.show_cost, experiment, *made)
+        assert max(map(len, text.splitlines())) <= 80
+        said = " ".join(text.replace("│", " ").split())
+        assert [part for part in parts.split("; ") if part not in said] == []
+        assert ("workers" in said) == (len(made) > 1)
 
 
 @pytest.mark.parametrize(
@@ -203,17 +164,8 @@ def test_the_cost_of_a_run(printed):
 def test_the_verdict_of_a_check(monkeypatch, capsys, verdicts, passed, where, sentence):
     for name, stderr in (("console", False), ("_errors", True)):
         monkeypatch.setattr(terminal, name, Console(width=200, stderr=stderr, highlight=False, soft_wrap=True))
-    frame = pd.DataFrame(
-        {
-            "dtype": "float32",
-            "check": "norms",
-            "engine": ["vmap", "ghost"],
-            "deviation": [1.5e-7, np.nan],
-            "tolerance": 1e-4,
-            "verdict": verdicts,
-            "note": ["", "a remark"],
-        }
-    )
+    columns = {"dtype": "float32", "check": "norms", "engine": ["vmap", "ghost"], "deviation": [1.5e-7, np.nan]}
+    frame = pd.DataFrame(columns | {"tolerance": 1e-4, "verdict": verdicts, "note": ["", "a remark"]})
     frame.attrs["passed"] = passed
     terminal.show_check(frame, SimpleNamespace(name="embedded", device="cpu"))
     captured = capsys.readouterr()
@@ -222,14 +174,6 @@ def test_the_verdict_of_a_check(monkeypatch, capsys, verdicts, passed, where, se
     assert "1.5·10⁻⁷" in captured.out
     assert captured.out.startswith("All engines") is passed  # the verdict comes first
     assert "embedded on cpu: relative differences of ‖S‖²" in captured.out
-
-
-def test_a_narrow_list_of_estimators_has_fewer_columns(printed):
-    heading = "┃ name", "┃ baseline", "┃ bias", "┃ source", "┃ scale", "┃ aggregation"
-    wide, narrow = (printed(list_things, "estimators", everything=True, width=width) for width in (400, 80))
-    assert [column in wide for column in heading] == [True] * 6
-    assert [column in narrow for column in heading] == [True] * 3 + [False] * 3
-    assert max(map(len, narrow.splitlines())) <= 80
 
 
 def test_tables_have_80_columns_where_the_output_is_redirected(monkeypatch, capsys):
@@ -247,13 +191,8 @@ def test_tables_have_80_columns_where_the_output_is_redirected(monkeypatch, caps
 
 
 def test_what_was_written_is_one_line_for_each_folder_and_where_to_start(printed):
-    run = Path("runs/demo")
-    paths = [
-        run / "alpha.json",
-        run / "figures" / "variance.pdf",
-        run / "figures" / "variance.png",
-        run / "report.html",
-    ]
+    files = ("alpha.json", "figures/variance.pdf", "figures/variance.png", "report.html")
+    paths = [Path("runs/demo", file) for file in files]
     assert printed(terminal.show_paths, paths).splitlines() == [
         "written:",
         "  runs/demo: alpha.json, report.html",
@@ -274,33 +213,14 @@ def test_every_command_that_answers_has_the_option():
 
 @pytest.mark.parametrize("what", ["estimators", "terms", "quantities", "experiments", "rewards"])
 def test_a_list_is_rows(answered, what):
-    out = answered("list", what, "--json")
-    assert len(json.loads(out)["rows"]) > 2
-    assert len(json.loads(out)["rows"][0]) > 1
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("variance", "SOURCE", "--estimators", "rloo", "grpo"),
-        ("ask", "SOURCE", "allocation", "rloo", "--tokens", 1000),
-    ],
-)
-def test_a_table_is_rows_also_where_it_is_written(answered, tmp_path, measured, words):
-    words = [measured if word == "SOURCE" else word for word in words]
-    out = answered(*words, "--json", "--out", tmp_path / "table.csv")
-    answer = json.loads(out)
-    assert all(len(rows) > 0 for name, rows in answer.items() if name in ("rows", "ratios"))
-    assert (tmp_path / "table.csv").is_file()
+    assert min(map(len, json.loads(answered("list", what, "--json"))["rows"][:3])) > 1
 
 
 @pytest.mark.parametrize(
     ("encoding", "words"),
     [
         ("ascii", ["list", "terms"]),
-        ("ascii", ["run", "nowhere/ῶ±漢.yaml"]),
         ("cp1252", ["variance", "--help"]),
-        ("latin-1", ["--help"]),
         ("latin-1", ["run", "nowhere/ῶ±漢.yaml"]),
     ],
 )
@@ -315,7 +235,7 @@ def test_a_terminal_that_lacks_a_character_shows_something_for_it(encoding, word
     assert "codec can't encode" not in said
     assert found.returncode == (1 if words[0] == "run" else 0), said
     if words[0] == "run":
-        assert ("nowhere/omega+/-?.yaml" if encoding == "ascii" else "nowhere/omega±?.yaml") in said
+        assert "nowhere/omega±?.yaml" in said
     if words[-1] == "terms":
         assert "alpha within prompts" in shown
 

@@ -285,20 +285,3 @@ def test_sample_loads_the_prompts_with_the_defaults_of_their_section(monkeypatch
     words = (*words, "--seed", 3, "--prompt-settings", "steps=2")
     loaded = recorded(monkeypatch, capsys, tmp_path, "gradstats.load_prompts", "sample", *words)
     assert loaded == {"rng": 3, "steps": 2}
-
-
-def test_options_reach_the_function(capsys, called):
-    seen = called(
-        capsys, "measure", "--memory-gib", 1.5, "--token-budget", 99, "--sketch-seed", 7, "--sketch-dim", "None",
-        "--token-exact", 0.5,
-    )  # fmt: skip
-    wanted = {"memory_gib": 1.5, "token_budget": 99, "sketch_seed": 7, "sketch_dim": None, "token_exact": 0.5}
-    assert {name: seen[name] for name in wanted} == wanted
-    seen = called(capsys, "variance", "--prompts-per-batch", 4, "--n-resamples", 8, "--group-size", 2, 4, "--seed", 3)
-    wanted = {"prompts_per_batch": 4, "n_resamples": 8, "group_size": [2, 4], "rng": 3}
-    assert {name: seen[name] for name in wanted} == wanted
-    for words, size in ((("--group-size", 2), 2), (("--group-size",), None), (("--group-size", "None"), None)):
-        assert called(capsys, "variance", *words)["group_size"] == size
-    seen = called(capsys, "sample", "--reward", "a", "b=0.5", "--template-options", "k=v", "n=2", "--greedy")
-    wanted = {"reward": ["a", "b=0.5"], "template_options": {"k": "v", "n": 2}, "greedy": True, "temperature": None}
-    assert {name: seen[name] for name in wanted} == wanted

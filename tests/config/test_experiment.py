@@ -46,13 +46,8 @@ def test_the_schema_knows_every_setting_its_help_and_its_range():
     assert schema["required"] == ["policy", "prompts"]
     sampling = schema["$defs"]["SamplingSection"]
     assert sampling["additionalProperties"] is False
-    assert sampling["properties"]["group_size"] == {
-        "default": 8,
-        "description": "completions of each prompt.",
-        "minimum": 1,
-        "title": "Group Size",
-        "type": "integer",
-    }
+    group_size = {"default": 8, "description": "completions of each prompt.", "minimum": 1, "type": "integer"}
+    assert sampling["properties"]["group_size"] == group_size | {"title": "Group Size"}
 
 
 def test_every_shipped_experiment_names_the_schema():
@@ -68,20 +63,12 @@ def test_an_experiment_reads_back_as_it_was_written(tmp_path):
     assert load_experiment(tmp_path / "e.yaml") == experiment
 
 
-def test_a_misspelt_setting_of_a_file_gets_a_hint(tmp_path):
-    (tmp_path / "e.yaml").write_text("policy: {name: x}\nprompts: {source: y}\nsampling: {group_siz: 3}\n")
-    with pytest.raises(ValueError, match=r"e\.yaml has wrong settings: sampling has no setting 'group_siz': did you m"):
-        load_experiment(tmp_path / "e.yaml")
-
-
 @pytest.mark.parametrize(
     "name", ["../up", "a/b", "a\\\\b", "C:run", ".hidden", "..", "", " ", "a\\x1b[31m", "a\\u202e"]
 )
 def test_a_run_is_named_for_one_folder(tmp_path, name):
     (tmp_path / "e.yaml").write_text(f'name: "{name}"\npolicy: {{name: x}}\nprompts: {{source: y}}\n')
-    with pytest.raises(
-        ValueError, match=r"e\.yaml has wrong settings: name.*: it must be a name for a folder: not empty"
-    ):
+    with pytest.raises(ValueError, match=r"e\.yaml has wrong settings: name.*: it must be a name for a folder: not"):
         load_experiment(tmp_path / "e.yaml")
 
 
@@ -130,10 +117,7 @@ def test_a_new_file_chooses_on_few_lines_and_lists_the_rest_behind_a_sign_below(
         ("sampling.group_size: 4", None),
         ("sampling:\nsampling.group_size: 4", None),
         ("sampling: {seed: 1, group_size: 4}", None),
-        (
-            "sampling: {group_size: 4}\nsampling.group_size: 5",
-            r"e\.yaml gives sampling\.group_size twice: give it once",
-        ),
+        ("sampling: {group_size: 4}\nsampling.group_size: 5", r"e\.yaml gives sampling\.group_size twice: give it"),
         ("sampling: 4\nsampling.group_size: 4", r"e\.yaml gives sampling\.group_size twice"),
         ("sampling.group_sise: 4", "sampling has no setting 'group_sise': did you mean 'group_size'"),
         ("samplin.group_size: 4", "an experiment has no setting 'samplin': did you mean 'sampling'"),

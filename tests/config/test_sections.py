@@ -66,18 +66,13 @@ SECTIONS = [
 REQUIRED = {PolicySection: {"name": "embedded"}, PromptsSection: {"source": "embedded"}}
 
 
-@pytest.mark.parametrize("section", SECTIONS)
-def test_every_field_says_what_it_is(section):
-    for name, field in section.model_fields.items():
-        assert field.description, (section, name)
-        assert field.description.endswith("."), (section, name)
-
-
 @pytest.mark.parametrize(
     "section", [*SECTIONS, ValuesSection, ExecutionSection, AdamSection, EstimateSection, Experiment]
 )
-def test_every_field_declares_what_it_decides(section):
+def test_every_field_says_what_it_is_and_declares_what_it_decides(section):
     assert section.fields_that(*DECIDED) == tuple(section.model_fields)
+    for name, field in section.model_fields.items():
+        assert section not in SECTIONS or (field.description or "").endswith("."), name
 
 
 def test_a_field_without_a_declared_effect_is_refused():
@@ -150,13 +145,6 @@ def test_defaults_pass_their_own_validation(section):
         section(**REQUIRED.get(section, {}), nothing=1)
 
 
-def test_sections_do_not_share_a_mutable_default():
-    SamplingSection().sampler_options["model"] = "m"
-    FiguresSection().formats.append("svg")
-    assert SamplingSection().sampler_options == {}
-    assert FiguresSection().formats == ["pdf", "png"]
-
-
 def test_the_estimators_compared_by_default_are_labels():
     assert VarianceSection().estimators == list(DEFAULT_ESTIMATORS)
     assert [estimators.get(label).label for label in DEFAULT_ESTIMATORS if label != "constant(b=optimal)"] == [
@@ -185,16 +173,7 @@ def test_a_label_is_read_as_name_and_parameters(label, name, parameters):
 
 @pytest.mark.parametrize(
     "label",
-    [
-        "kimi(0.5)",
-        "kimi(tau=",
-        "kimi(tau=1, tau=2)",
-        "kimi(tau=1 + x)",
-        "kimi(tau=1)x",
-        "kimi(tau=1)(loo=True)",
-        "kimi(**tau)",
-        "kimi(tau={[]: 1})",
-    ],
+    ["f(0.5)", "f(t=", "f(t=1, t=2)", "f(t=1 + x)", "f(t=1)x", "f(t=1)(l=True)", "f(**tau)", "f(t={[]: 1})"],
 )
 def test_what_cannot_be_read_is_refused(label):
     with pytest.raises(ValueError, match=r"^cannot read .*: write it as name\(parameter=value, …\)$") as caught:
@@ -222,10 +201,7 @@ def test_a_written_value_is_read_back(value, text):
 
 def test_display_names_end_their_label_outside_its_brackets():
     words = ["length_weighted(alpha=0.8, loo=True)=ours, $\\alpha = 0.8$", "rloo = RLOO"]
-    assert read_display_names(words) == {
-        "length_weighted(alpha=0.8, loo=True)": "ours, $\\alpha = 0.8$",
-        "rloo": "RLOO",
-    }
+    assert [*read_display_names(words).items()] == [(words[0][:36], words[0][37:]), ("rloo", "RLOO")]
 
 
 @pytest.mark.parametrize("word", ["rloo", "=RLOO", "rloo=", "otb(loo=True)"])
@@ -237,9 +213,7 @@ def test_display_names_without_a_label_or_a_name_are_refused(word):
 def test_labels_state_options():
     adam = adam_section("adam(eps=1e-6, step=10)")
     estimate = estimate_section("estimate(share=0.5, estimator=dr_grpo)")
-    assert adam is not None
     assert (adam.eps, adam.step, adam.power, adam.beta2) == (1e-6, 10, 0.5, None)
-    assert estimate is not None
     assert estimate.arguments() == {"estimator": "dr_grpo", "prompts_per_batch": 16}
     assert estimate.share == 0.5
     assert estimate_section("moments.safetensors") is None
@@ -258,16 +232,10 @@ def test_the_euclidean_metric_has_a_name_as_well():
         ({"metric": "adam(epsilon=1)"}, r"metric is 'adam\(epsilon=1\)': the metric has no setting 'epsilon'"),
         ({"metric": "adam(eps=-1)"}, r"eps is -1: it must be a number of at least 0"),
         ({"metric": "adam(step=0)"}, r"step is 0: it must be an integer of at least 1"),
-        (
-            {"metric": "adam"},
-            r"second_moments is None, and metric is 'adam': give a file of second moments, or estimate",
-        ),
+        ({"metric": "adam"}, r"second_moments is None, and metric is 'adam': give a file of second moments, or"),
         ({"second_moments": "a.pt"}, r"second_moments is 'a\.pt', which only a metric uses: give metric adam"),
         ({"metric": "adam", "second_moments": "estimate(share=1)"}, r"share is 1: it must be a number in \(0, 1\)"),
-        (
-            {"metric": "adam(step=5)", "second_moments": "estimate"},
-            r"second_moments is 'estimate': step of the metric is 5, .*need no correction: leave step out",
-        ),
+        ({"metric": "adam(step=5)", "second_moments": "estimate"}, "step of the metric is 5, .*: leave step out"),
         ({"metric": "adam", "second_moments": "estimate(batch=1)"}, r"has no setting 'batch'"),
     ],
 )
@@ -281,12 +249,7 @@ def test_wrong_options_are_one_sentence(settings, message):
     [
         (SamplingSection, {"group_siz": 3}, "sampling has no setting 'group_siz': did you mean 'group_size'?"),
         (LengthScalingSection, {"q": 3}, "length_scaling has no setting 'q': it has confidence_level, published"),
-        (
-            SamplingSection,
-            {"group_size": 0},
-            "group_size is 0: it must be an integer of at least 1 (completions of each prompt)",
-        ),
-        (SamplingSection, {"group_size": "many"}, "group_size is 'many': it must be an integer of at least 1 (compl"),
+        (SamplingSection, {"group_size": 0}, "group_size is 0: it must be an integer of at least 1 (completions of"),
         (SamplingSection, {"top_p": 1.5}, "top_p is 1.5: it must be a number in (0, 1] (nucleus mass; 1 keeps every"),
         (SamplingSection, {"sampler": "vlm"}, "sampler is 'vlm': choose one of transformers, continuous, vllm, openai"),
         (
@@ -295,18 +258,12 @@ def test_wrong_options_are_one_sentence(settings, message):
             "reward is {'a': 'x'}: it must be a string, a list with each entry a string, a mapping with each value a "
             "number, or None (name of the reward",
         ),
-        (
-            MeasurementSection,
-            {"sketch_dim": 0},
-            "sketch_dim is 0: it must be an integer in [1, 16777216], or None (dim",
-        ),
+        (MeasurementSection, {"sketch_dim": 0}, "sketch_dim is 0: it must be an integer in [1, 16777216], or None"),
         (
             MeasurementSection,
             {"sketch_dim": None, "block_sketches": True},
             "block_sketches is True, and sketch_dim is None: give a dimension of the sketches",
         ),
-        (MeasurementSection, {"memory_gib": -1}, "memory_gib is -1: it must be a number above 0, or None (most memory"),
-        (MeasurementSection, {"token_exact": -1}, "token_exact is -1: it must be an integer of at least 0"),
         (MeasurementSection, {"token_exact": 1.0}, "token_exact is 1.0, neither a share below 1 nor a whole number"),
         (MeasurementSection, {"token_exact": 2.5}, "token_exact is 2.5: give a number of tokens, or a share"),
         (
@@ -334,15 +291,8 @@ def test_an_experiment_names_every_wrong_setting_with_its_section():
         Experiment(name="e", policy={"nam": 3}, sampling={"group_size": 0, "top_k": -1}, measurement=3, varianc={})
     sentences = [setting.sentence("an experiment") for setting in caught.value.wrong]
     assert str(caught.value) == "; ".join(sentences)
-    assert [sentence.split(" ", 1)[0] for sentence in sentences] == [
-        "policy.name",
-        "policy",
-        "prompts",
-        "sampling.top_k",
-        "sampling.group_size",
-        "measurement",
-        "an",
-    ]
+    named = "policy.name policy prompts sampling.top_k sampling.group_size measurement an"
+    assert [sentence.split(" ", 1)[0] for sentence in sentences] == named.split()
     assert sentences[0] == 'policy.name is missing: give "embedded", a local folder, a .gguf file or a hub id'
     assert sentences[1] == "policy has no setting 'nam': did you mean 'name'?"
     assert sentences[5].startswith("measurement is 3: it must be a mapping of engine, params, blocks")

@@ -62,11 +62,8 @@ def test_a_pattern_stands_for_the_folders_that_match_in_the_order_of_their_numbe
 def test_names_are_those_of_folders_and_differ(tmp_path):
     cells = cells_of(tmp_path, {"sampling.reward": ["math", "a/b", "a:b"]})
     assert [cell.name for cell in cells] == ["reward=math", "reward=a_b", "reward=a_b-2"]
-
-
-def test_long_values_are_cut_and_told_apart(tmp_path):
-    names = [cell.name for cell in cells_of(tmp_path, {"sampling.system_prompt": ["x" * 400 + end for end in "ab"]})]
-    assert len(set(names)) == 2
+    names = {cell.name for cell in cells_of(tmp_path, {"sampling.system_prompt": ["x" * 400 + end for end in "ab"]})}
+    assert len(names) == 2
     assert max(map(len, names)) < 140
 
 
@@ -96,7 +93,7 @@ def test_overrides_hold_for_all_cells_but_not_for_what_varies(tmp_path):
         ({"sampling.temperature": [0.6, -1]}, r"sampling\.temperature is -1"),
         (
             {f"prompts.settings.{letter}": list(range(100)) for letter in "abcdef"},
-            r"stands for 1,000,000,000,000 cells: give at most 10,000",
+            "stands for 1,.* give at most 10,000",
         ),
     ],
 )
@@ -118,9 +115,7 @@ def test_an_experiment_that_varies_settings_is_not_run_as_one(tmp_path):
     path = write(tmp_path / "s.yaml", {"sampling.temperature": [1.0]})
     with pytest.raises(ValueError, match=r"varies settings \(vary\): run it with `gradstats run"):
         load_experiment(path)
-    with pytest.raises(
-        FileNotFoundError, match="there is no sweep file absent, and none of that name comes with the project"
-    ):
+    with pytest.raises(FileNotFoundError, match="there is no sweep file absent, and none of that name comes with the"):
         load_sweep("absent")
     with pytest.raises(FileNotFoundError, match=r": did you mean embedded_mismatch\?"):
         load_sweep("embeded_mismatch")

@@ -60,9 +60,20 @@ def test_model_code_and_pickles_need_permission_in_any_file(name, tmp_path):
 
 def test_functions_in_the_users_own_file_need_none(tmp_path):
     path = written(tmp_path / "own", in_run=False, sampling={"reward": "mine:score"})
-    experiment = load_experiment(path)
-    assert experiment.sampling.reward == "mine:score"
-    assert experiment.folder == path.parent
+    assert (load_experiment(path).sampling.reward, load_experiment(path).folder) == ("mine:score", path.parent)
+
+
+def test_modules_beside_a_run_directorys_copy_are_found_only_with_permission(tmp_path):
+    path = written(tmp_path / "run", in_run=True)
+    assert [load_experiment(path, trust=trust).folder for trust in (False, True)] == [None, path.parent]
+
+
+def test_a_link_into_a_run_directory_is_one_and_looking_at_a_file_needs_no_permission(tmp_path):
+    path = written(tmp_path / "run", in_run=True, sampling={"reward": "theirs:score"})
+    (tmp_path / "mine.yaml").symlink_to(path)
+    with pytest.raises(UntrustedCodeError, match="theirs:score"):
+        load_experiment(tmp_path / "mine.yaml")
+    assert read_experiment(path).sampling.reward == "theirs:score"
 
 
 def test_what_the_command_line_names_or_replaces_needs_none(tmp_path):
@@ -70,25 +81,6 @@ def test_what_the_command_line_names_or_replaces_needs_none(tmp_path):
     assert load_experiment(path, ["sampling.reward=mine:score"]).sampling.reward == "mine:score"
     assert load_experiment(path, ["sampling.reward=math"]).sampling.reward == "math"
     assert load_experiment_file(path, ignored=["sampling.reward"]).sampling.reward == "theirs:score"
-
-
-def test_modules_beside_a_run_directorys_copy_are_found_only_with_permission(tmp_path):
-    path = written(tmp_path / "run", in_run=True)
-    assert load_experiment(path).folder is None
-    assert load_experiment(path, trust=True).folder == path.parent
-
-
-def test_a_link_into_a_run_directory_is_one(tmp_path):
-    path = written(tmp_path / "run", in_run=True, sampling={"reward": "theirs:score"})
-    link = tmp_path / "mine.yaml"
-    link.symlink_to(path)
-    with pytest.raises(UntrustedCodeError, match="theirs:score"):
-        load_experiment(link)
-
-
-def test_looking_at_a_file_needs_no_permission(tmp_path):
-    path = written(tmp_path / "run", in_run=True, sampling={"reward": "theirs:score"})
-    assert read_experiment(path).sampling.reward == "theirs:score"
 
 
 @pytest.mark.parametrize(

@@ -38,33 +38,26 @@ def test_a_package_that_is_not_installed():
     assert installed.installed("no-such-package-at-all") is None
 
 
-class TestVerl:
-    """What ``gradstats check`` says of verl, which does not report a plugin that fails."""
+@pytest.mark.parametrize(
+    ("registry", "plugin", "said"),
+    [
+        ({"grpo": 1, "gradstats/rloo": 2, "gradstats": 3, "gradstatistics": 4}, None, "2 estimators are registered"),
+        ({"grpo": 1}, ImportError("another torch"), "no estimator is registered (ImportError: another torch)"),
+        ({"grpo": 1}, None, "see VERL_USE_EXTERNAL_PLUGINS"),
+        (None, None, "verl cannot be imported (ModuleNotFoundError: No module named 'ray')"),
+    ],
+)
+def test_what_is_said_of_verl_which_does_not_report_a_plugin_that_fails(monkeypatch, registry, plugin, said):
+    def import_module(name):
+        if name == "verl.trainer.ppo.core_algos":
+            if registry is None:
+                raise ModuleNotFoundError("No module named 'ray'")
+            return SimpleNamespace(ADV_ESTIMATOR_REGISTRY=registry)
+        if plugin is not None:
+            raise plugin
+        return SimpleNamespace()
 
-    @pytest.fixture
-    def state(self, monkeypatch):
-        def of(registry, plugin=None):
-            def import_module(name):
-                if name == "verl.trainer.ppo.core_algos":
-                    if registry is None:
-                        raise ModuleNotFoundError("No module named 'ray'")
-                    return SimpleNamespace(ADV_ESTIMATOR_REGISTRY=registry)
-                if plugin is not None:
-                    raise plugin
-                return SimpleNamespace()
-
-            monkeypatch.setattr(importlib, "import_module", import_module)
-            monkeypatch.setattr(installed, "installed", lambda package: "0.9.1" if package == "verl" else None)
-            return installed.integrations()["verl"]
-
-        return of
-
-    def test_counts_the_registered_estimators(self, state):
-        registry = {"grpo": 1, "gradstats/rloo": 2, "gradstats": 3, "gradstatistics": 4}
-        assert state(registry) == "0.9.1; 2 estimators are registered"
-
-    def test_says_why_there_are_none(self, state):
-        failed = state({"grpo": 1}, ImportError("another torch"))
-        assert failed == "0.9.1; no estimator is registered (ImportError: another torch)"
-        assert "see VERL_USE_EXTERNAL_PLUGINS" in state({"grpo": 1})
-        assert state(None) == "0.9.1; verl cannot be imported (ModuleNotFoundError: No module named 'ray')"
+    monkeypatch.setattr(importlib, "import_module", import_module)
+    monkeypatch.setattr(installed, "installed", lambda package: "0.9.1" if package == "verl" else None)
+    assert said in installed.integrations()["verl"]
+    assert installed.integrations()["verl"].startswith("0.9.1; ")

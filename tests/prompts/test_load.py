@@ -71,18 +71,6 @@ def test_cells_keep_what_stands_in_them(tmp_path):
     assert [problem.answer for problem in load_prompts(tmp_path / "p.csv")] == ["007", "NA", "1e3"]
 
 
-def test_a_local_data_set_goes_through_the_hub_path(tmp_path):
-    folder = tmp_path / "sets" / "arithmetic"
-    folder.mkdir(parents=True)
-    write_json_lines(folder / "train.jsonl", [{"question": f"{n}?", "answer": f"it is {n} of them"} for n in range(9)])
-    settings = {"prompt_column": "question", "answer_format": "last_number"}
-    some = load_prompts(str(folder), 4, rng=3, **settings)
-    assert some == load_prompts(str(folder), 4, rng=3, **settings)
-    assert all(problem.prompt == f"{problem.prompt_id}?" and problem.answer == problem.prompt_id for problem in some)
-    with pytest.raises(ValueError, match="n is 10, but the split 'train' of .* holds only 9"):
-        load_prompts(str(folder), 10, **settings)
-
-
 def test_an_unreachable_data_set_gives_the_remedy(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     import datasets
@@ -94,9 +82,7 @@ def test_an_unreachable_data_set_gives_the_remedy(monkeypatch):
         load_prompts("openai/gsm8k", 3)
     monkeypatch.setattr("gradstats.prompts.load.hub_problem", lambda *_args: None)
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(
-        ConnectionError, match="openai/gsm8k.*could not be loaded .*reach the Hub.*--local-dir data/gsm8k"
-    ):
+    with pytest.raises(ConnectionError, match="openai/gsm8k.*could not be loaded .*reach the Hub.*--local-dir"):
         load_prompts("openai/gsm8k", 3)
 
 
@@ -240,19 +226,9 @@ def test_unknown_configs_splits_and_broken_folders_are_told(folders):
         load_prompts(folders / "MATH-500", like="gsm8k")
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("openai/gsm8k", True),
-        ("embedded", False),
-        ("reasoning-gym/chain_sum", False),
-        ("data/p.jsonl", False),
-        ("chain_sum", False),
-    ],
-)
-def test_which_sources_are_on_the_hub(source, expected, tmp_path):
-    assert is_on_hub(source) is expected
-    assert not is_on_hub(tmp_path)
+def test_which_sources_are_on_the_hub(tmp_path):
+    sources = ("openai/gsm8k", "embedded", "reasoning-gym/chain_sum", "data/p.jsonl", "chain_sum", tmp_path)
+    assert [source for source in sources if is_on_hub(source)] == ["openai/gsm8k"]
 
 
 def test_subsets_are_seeded_and_keep_names_and_order(tmp_path):
@@ -280,18 +256,10 @@ def test_columns_can_be_named(tmp_path):
         ('{"prompt": "a"}', {}, r"p\.jsonl has no column 'answer' \(it has prompt\).*answer_column"),
         ('{"prompt": "a", "answer": null}', {}, "row 0 of .* has no answer in 'answer'"),
         ('{"prompt": " ", "answer": "1"}', {}, "row 0 of .* has an empty 'prompt'"),
-        (
-            '{"prompt": "a", "answer": "1"}',
-            {"answer_format": "latex"},
-            "answer_format must be one of text, last_number",
-        ),
+        ('{"prompt": "a", "answer": "1"}', {"answer_format": "latex"}, "answer_format must be one of text,"),
         ('{"prompt": "a", "answer": [1]}', {}, r"row 0 of .* holds a list in 'answer': .*answer_column=answer\.0"),
         ('{"prompt": "a", "answer": {"b": 1}}', {}, r"holds a dict in 'answer': .*answer_column=answer\.b"),
-        (
-            '{"prompt": "a", "answer": {"b": 1}}',
-            {"answer_column": "answer.c"},
-            r"row 0 of .* has no 'c' in 'answer' \(it has b\)",
-        ),
+        ('{"prompt": "a", "answer": {"b": 1}}', {"answer_column": "answer.c"}, r"has no 'c' in 'answer' \(it has b\)"),
         (
             '{"prompt": [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}], "answer": "1"}',
             {},
@@ -307,7 +275,6 @@ def test_columns_can_be_named(tmp_path):
         ('{"prompt": "a", "answer": "1"}', {"answer_colum": "b"}, "no setting 'answer_colum': did you mean 'answer_c"),
         ('{"prompt": "a", "answer": "1"}', {"split": "b"}, "no setting 'split': it has prompt_column"),
         ('{"prompt": "a", "answer": "1"}', {"n": 2}, "n is 2, but .* holds only 1 problems"),
-        ('{"prompt": "a", "answer": "1"}', {"n": 0}, "n is 0"),
         ('{"prompt": 12, "answer": "1"}', {}, r"row 0 of .* holds an int in 'prompt' \(12\): a prompt is text"),
         ('{"prompt":"a","answer":"1","k":1}\n{"prompt":"b","answer":"1","k":1}', {"id_column": "k"}, "repeats names"),
     ],
@@ -337,25 +304,26 @@ def test_unparsable_answers_are_left_out_on_request_and_counted(tmp_path):
         load_prompts(path, **settings)
 
 
-def test_missing_and_unknown_sources_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"absent\.jsonl does not exist"):
-        load_prompts(tmp_path / "absent.jsonl")
-    with pytest.raises(ValueError, match="source 'nothing' is not known"):
-        load_prompts("nothing")
-    with pytest.raises(ValueError, match="n is 100001: 'embedded' generates at most 100000 problems"):
-        load_prompts("embedded", 100_001)
-    with pytest.raises(ValueError, match="n is missing: 'embedded' generates its problems"):
-        load_prompts("embedded")
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (("absent.jsonl",), r"absent\.jsonl does not exist"),
+        (("nothing",), "source 'nothing' is not known"),
+        (("embedded", 100_001), "n is 100001: 'embedded' generates at most 100000 problems"),
+        (("embedded",), "n is missing: 'embedded' generates its problems"),
+    ],
+)
+def test_missing_and_unknown_sources_are_named(source, message):
+    with pytest.raises((FileNotFoundError, ValueError), match=message):
+        load_prompts(*source)
 
 
-def test_embedded_problems_are_seeded():
-    problems = load_prompts("embedded", 30, rng=4)
-    assert problems == load_prompts("embedded", 30, rng=4)
-    assert len({problem.prompt_id for problem in problems}) == 30
-    assert {problem.reward for problem in problems} == {"embedded"}
-    for wrong, hint in (("seeed", "it has split, steps, falling"), ("step", "did you mean 'steps'?")):
-        with pytest.raises(ValueError, match=f"^{re.escape(f'embedded has no setting {wrong!r}: {hint}')}$"):
-            load_prompts("embedded", 3, **{wrong: 1})
+@pytest.mark.parametrize(
+    ("wrong", "hint"), [("seeed", "it has split, steps, falling"), ("step", "did you mean 'steps'?")]
+)
+def test_settings_of_the_embedded_problems_are_named(wrong, hint):
+    with pytest.raises(ValueError, match=f"^{re.escape(f'embedded has no setting {wrong!r}: {hint}')}$"):
+        load_prompts("embedded", 3, **{wrong: 1})
 
 
 def test_missing_extras_are_named(monkeypatch):
@@ -398,10 +366,7 @@ def test_problems_or_mappings():
     ("function", "message"),
     [
         ("nothing", "returned an int: return a list"),
-        (
-            "wrong",
-            r"returned \{'prompt': '\?'\}: return gradstats.prompts.Problem, or mappings with the texts prompt_id",
-        ),
+        ("wrong", r"returned \{'prompt': '\?'\}: return gradstats.prompts.Problem, or mappings with the texts"),
         ("leaves", "failed: SystemExit: no"),
         ("problems(2)", "not of the form module:function"),
     ],
@@ -417,23 +382,18 @@ def test_other_returns_are_refused(function, message):
         (" 7 ", "text", "7"),
         ("", "text", None),
         ("so 3 and 1,204.50 dollars in all.", "last_number", "1204.50"),
-        ("it is -5/8 of it", "last_number", "-5/8"),
-        ("no number", "last_number", None),
         ("9 * 2 = <<9*2=18>>18\n#### 1,018", "hashes", "1018"),
         ("18", "hashes", None),
         ("so 12-5 makes 7, not 8-3", "last_number", "3"),
-        ("(4)-3", "last_number", "3"),
         ("the numbers 1,2,3", "last_number", "3"),
         ("it is x=-3.", "last_number", "-3"),
         ("in 1,204,500 years", "last_number", "1204500"),
-        ("It costs .5", "last_number", ".5"),
         ("x = -.5", "last_number", "-.5"),
         ("It is \u22125", "last_number", "-5"),
         ("a loss of -$5.", "last_number", "-5"),
         ("about 1.5e6 people", "last_number", "1.5e6"),
         ("#### 1,234,567.50", "hashes", "1234567.50"),
         ("#### (1,2)", "hashes", "(1,2)"),
-        ("#### {1,200}", "hashes", "{1,200}"),
         ("#### 1,000, 2,000", "hashes", "1000, 2000"),
         ("#### 1,2", "hashes", "1,2"),
     ],

@@ -1,7 +1,5 @@
 """An answer and a figure that a command adds to a run."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

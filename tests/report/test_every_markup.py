@@ -1,7 +1,5 @@
 """Every table of a run, as Markdown, LaTeX, page and terminal: read back, its numbers are the answer's."""
 
-from __future__ import annotations
-
 import io
 import math
 import re

@@ -1,14 +1,13 @@
 """Several runs on one page: α and the ratios of all, with links to the page of each."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
-from saved_runs import ESTIMATORS, change_frame, forget, save_answer, save_run, saved_answer, saved_sweep
+from command_line import run
+from conftest import screen
+from saved_runs import ESTIMATORS, change_frame, forget, save_answer, save_run, saved_answer
 
 from gradstats.analyses.numbers import format_estimate
-from gradstats.cli import commands
 from gradstats.report.gallery import gallery_page, write_gallery
 from gradstats.report.saved_results import read_results
 from gradstats.system.files import read_json
@@ -67,32 +66,14 @@ def test_other_references_and_shared_names_are_said(folders, tmp_path):
     assert "<b>" not in hostile
 
 
-def test_the_runs_of_a_sweep_are_listed(tmp_path, monkeypatch, capsys):
-    sweep = saved_sweep(tmp_path / "sweep", missing=("temperature=1.0",))
-    monkeypatch.setattr("sys.argv", ["gradstats", "report", "--gallery", str(sweep), "--out", str(tmp_path / "g.html")])
-    commands.main()
-    assert capsys.readouterr().out.strip() == str(tmp_path / "g.html")
-    page = (tmp_path / "g.html").read_text()
-    assert "<h1>cell 0</h1>" in page
-    assert "cell 1" not in page
-
-
 def test_nothing_foreign_is_replaced_and_several_runs_need_the_gallery(folders, tmp_path, monkeypatch, capsys):
     (tmp_path / "mine.html").write_text("mine")
     with pytest.raises(FileExistsError, match="is not a report that gradstats wrote"):
         write_gallery(folders, tmp_path / "mine.html")
-    page = folders[0] / "report.html"
-    page.write_text("written by gradstats")
-    (folders[0] / "rollouts").mkdir()
-    (folders[0] / "rollouts" / "plan.json").write_text("{}")
-    with pytest.raises(FileExistsError, match="belongs to the run"):
-        write_gallery(folders, page)
     with pytest.raises(ValueError, match="name at least one run directory"):
         write_gallery([], tmp_path / "gallery.html")
-    monkeypatch.setattr("sys.argv", ["gradstats", "report", *map(str, folders)])
-    with pytest.raises(SystemExit):
-        commands.main()
-    assert "gradstats report --gallery RUN RUN" in " ".join(capsys.readouterr().err.split())
+    code, _, err = run(monkeypatch, capsys, "report", *folders)
+    assert (code, "gradstats report --gallery RUN RUN" in " ".join(err.split())) == (1, True)
 
 
 def test_the_first_figure_of_each_run_stands_below_its_alpha(folders, tmp_path, monkeypatch):
@@ -107,14 +88,6 @@ def test_the_first_figure_of_each_run_stands_below_its_alpha(folders, tmp_path, 
     assert "Of the first 1 runs" in page
 
 
-def test_a_damaged_answer_is_named_and_the_page_shows_the_others(folders, tmp_path):
-    (folders[1] / "variance.csv").write_text("{")
-    with pytest.warns(UserWarning, match=re.escape(str(folders[1] / "variance.csv"))):
-        page = write_gallery(folders, tmp_path / "gallery.html").read_text()
-    alpha = read_json(folders[1] / "alpha.json")
-    assert f'<td data-key="{alpha["alpha"]!r}">' in page
-
-
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory, browser):
     """A gallery of five runs with long names, in the browser."""
@@ -127,28 +100,24 @@ def wide(tmp_path_factory, browser):
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [390, 1280])
 def test_tables_scroll_in_their_boxes_beside_the_names_and_the_page_does_not(wide, width):
-    device = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
-    wide.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
-    assert wide.execute_script("return document.documentElement.scrollWidth") <= width
-    boxes = wide.execute_script(
-        "return [...document.querySelectorAll('.scroll')].map(box => {"
-        "box.scrollLeft = 100; const names = box.querySelector('tbody th').getBoundingClientRect();"
-        "const found = [box.scrollLeft, names.left - box.getBoundingClientRect().left,"
-        "names.width / box.clientWidth]; box.scrollLeft = 0; return found})"
-    )
-    assert len(boxes) == 3
-    for scrolled, offset, share in boxes:
-        assert scrolled > 0 or width > 1000
-        assert abs(offset) < 1
-        assert share < 0.5
-    drawn = wide.execute_script(
-        "return [...document.querySelectorAll('figure svg')].map(svg => {"
-        "const box = svg.getBoundingClientRect(); return [box.left, box.right, box.height]})"
-    )
+    with screen(wide, width, mobile=width < 500):
+        assert wide.execute_script("return document.documentElement.scrollWidth") <= width
+        boxes = wide.execute_script(
+            "return [...document.querySelectorAll('.scroll')].map(box => {"
+            "box.scrollLeft = 100; const names = box.querySelector('tbody th').getBoundingClientRect();"
+            "const found = [box.scrollLeft, names.left - box.getBoundingClientRect().left,"
+            "names.width / box.clientWidth]; box.scrollLeft = 0; return found})"
+        )
+        assert len(boxes) == 3
+        for scrolled, offset, share in boxes:
+            assert (scrolled > 0 or width > 1000, abs(offset) < 1, share < 0.5) == (True, True, True)
+        drawn = wide.execute_script(
+            "return [...document.querySelectorAll('figure svg')].map(svg => {"
+            "const box = svg.getBoundingClientRect(); return [box.left, box.right, box.height]})"
+        )
     assert len(drawn) == 5
     assert all(left >= 0 and right <= width and height > 80 for left, right, height in drawn)
     assert wide.get_log("browser") == []
-    wide.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 @pytest.mark.browser
@@ -164,11 +133,8 @@ def test_columns_sort_and_colours_follow_the_reader(wide):
     assert wide.execute_script(colours) == ["rgb(21, 24, 28)"] * 2
     # Paper is white, and a table has its width.
     wide.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": dark})
-    wide.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": 718, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
-    )
-    assert wide.execute_script(colours) == ["rgb(255, 255, 255)"] * 2
-    widths = "return [...document.querySelectorAll('table')].map(table => table.getBoundingClientRect().right)"
-    assert max(wide.execute_script(widths)) <= 718
+    with screen(wide, 718, height=1000):
+        assert wide.execute_script(colours) == ["rgb(255, 255, 255)"] * 2
+        widths = "return [...document.querySelectorAll('table')].map(table => table.getBoundingClientRect().right)"
+        assert max(wide.execute_script(widths)) <= 718
     wide.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
-    wide.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -1,12 +1,6 @@
 """The words of terminal and report: explained once, in order, and complete for what a table shows."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from gradstats.report.glossary import TERMS
-
-DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_terms_are_in_order_and_whole_sentences():

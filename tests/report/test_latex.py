@@ -1,7 +1,5 @@
 """LaTeX tables at every venue's widths: which columns they have, and that LaTeX sets them without an overfull box."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -20,9 +18,7 @@ from gradstats.report.latex import (
     formula_width,
     latex_escape,
     layout_of,
-    text_width,
     unbreakable,
-    wrapped,
 )
 from gradstats.report.run_tables import run_tables, several_tables
 from gradstats.report.saved_results import read_results
@@ -104,19 +100,6 @@ def test_every_table_of_a_run_fits(tmp_path):
 
 
 @needs_latex
-def test_a_table_that_is_too_wide_is_found(tmp_path):
-    """The check itself: the same table at its own width."""
-
-    class AsWideAsItIs(Table):
-        def to_latex(self, layout=None):
-            return super().to_latex()
-
-    wide = variance_table(comparison())
-    wide = AsWideAsItIs(wide.caption, wide.heading, wide.rows, wide.columns, wide.source, wide.bold)
-    assert set_by_latex([(wide, Layout("icml", "half"))], tmp_path)
-
-
-@needs_latex
 def test_numbers_aligned_by_siunitx_fit_too(tmp_path):
     if not subprocess.run(["kpsewhich", "siunitx.sty"], capture_output=True).stdout:
         pytest.skip("the LaTeX package siunitx is not installed")
@@ -126,14 +109,6 @@ def test_numbers_aligned_by_siunitx_fit_too(tmp_path):
     tables = [(variance_table(comparison()), at) for at in layouts]
     tables += [(of_run[name], layouts[0]) for name in ("allocation", "ratios", "alpha_by_block")]
     assert set_by_latex(tables, tmp_path) == []
-
-
-def test_a_narrow_column_keeps_what_decides():
-    table = variance_table(comparison())
-    half, full = (table.headings_at(Layout("icml", column)) for column in ("half", "full"))
-    assert half[0] == "relative noise"
-    assert set(half) < set(full)
-    assert full == [heading for heading in table.columns if heading in full]  # in the order of the table
 
 
 def test_the_caption_is_silent_about_columns_that_are_left_out():
@@ -155,18 +130,14 @@ def test_columns_are_chosen_by_name_or_heading_in_the_order_asked():
 
 
 def test_a_column_that_the_table_lacks_is_refused():
-    with pytest.raises(
-        ValueError, match="has no column 'cosin', only trace_cov, ratio, matched_ratio, matched_ratio_sim"
-    ):
+    with pytest.raises(ValueError, match="has no column 'cosin', only trace_cov, ratio, matched_ratio,"):
         variance_table(comparison()).to_latex(Layout(columns=("cosin",)))
 
 
 def test_columns_that_do_not_fit_are_refused_with_those_that_do():
     table = variance_table(comparison())
     asked = Layout("icml", "half", columns=PAPER)
-    with pytest.raises(
-        ValueError, match=r"6 columns do not fit icml's half column \(3\.25 in\); the first \d do \(tr "
-    ):
+    with pytest.raises(ValueError, match=r"6 columns do not fit icml's half column \(3\.25 in\); the first \d do"):
         table.to_latex(asked)
 
 
@@ -214,8 +185,6 @@ def test_siunitx_aligns_what_begins_with_a_number():
 
 
 def test_a_layout_names_a_venue():
-    from gradstats.config.experiment import FiguresSection
-
     assert layout_of(FiguresSection(venue="colm")) == Layout("colm")
     assert Layout("colm").place == "colm's full column"
     with pytest.raises(ValueError, match="venue='nature' is not known"):
@@ -224,35 +193,24 @@ def test_a_layout_names_a_venue():
         Layout("icml", "third")
 
 
-def test_what_latex_would_read_as_its_own_is_escaped():
-    assert latex_escape("a_b & 5% χ²") == r"a\_b \& 5\% $\chi$$^2$"
-
-
-def test_long_labels_may_break_after_punctuation_and_short_words_may_not():
-    assert unbreakable("length_weighted(alpha=0.8, loo=True)") == [
-        "length_", "weighted(", "alpha=", "0.8,", "loo=True)",
-    ]  # fmt: skip
-    assert breakable("(96 groups) a_b") == r"(96 groups) a\_b"
-    assert breakable("length_weighted(alpha=0.8)").replace(r"\allowbreak{}", "") == r"length\_weighted(alpha=0.8)"
-    assert breakable("length_weighted(alpha=0.8)").count(r"\allowbreak{}") == 3
-
-
-def test_a_value_stays_beside_its_parameter_and_a_formula_whole():
-    assert breakable("length-weighted, α = 0.8, own") == r"length-weighted, $\alpha$~=~0.8, own"
+@pytest.mark.parametrize(
+    ("text", "set_as"),
+    [
+        ("(96 groups) a_b", r"(96 groups) a\_b"),  # short words do not break
+        ("length_weighted(alpha=0.8)", r"length\_\allowbreak{}weighted(\allowbreak{}alpha=\allowbreak{}0.8)"),
+        ("length-weighted, α = 0.8, own", r"length-weighted, $\alpha$~=~0.8, own"),
+        ("50% of $x_1 + y_{long}$", r"50\% of $x_1 + y_{long}$"),
+    ],
+)
+def test_names_break_after_punctuation_and_neither_before_values_nor_within_formulas(text, set_as):
+    assert breakable(text) == set_as
     assert unbreakable("by $x_1 + y_{long}$, n = 30") == ["by", "$x_1 + y_{long}$,", "n\u00a0=\u00a030"]
-    assert breakable("50% of $x_1 + y_{long}$") == r"50\% of $x_1 + y_{long}$"
 
 
 @pytest.mark.parametrize("text", [r"$\input{secrets}$", "$\\write18{ls}$", "$x", "costs $5_{"])
 def test_what_figures_do_not_set_as_a_formula_is_escaped(text):
     assert latex_escape(text).count(r"\$") == text.count("$")
     assert "\\input" not in latex_escape(text)
-
-
-def test_headings_are_wrapped_to_a_width():
-    assert wrapped("all matched ratios", text_width("all matched")) == ["all matched", "ratios"]
-    assert wrapped("cosine", 0.1) == ["cosine"]
-    assert wrapped("", 5.0) == [""]
 
 
 @pytest.mark.parametrize(

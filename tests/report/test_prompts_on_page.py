@@ -1,7 +1,5 @@
 """The section of the page on prompts: success on each, and completions to read."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -47,9 +45,7 @@ def test_success_is_counted_per_prompt_from_the_lowest():
 
 def test_every_prompt_has_its_success_and_the_sentence_its_interval(tmp_path):
     run = read_results(save_rollouts(save_run(tmp_path / "run")))
-    assert run.points is not None
     section = prompts_on_page(run)
-    assert section is not None
     right = run.points.groupby("prompt_id")["reward"].sum()
     assert {row["name"]: row["success"] for row in section["rows"]} == {
         prompt: f"{int(count)} of 4" for prompt, count in right.items()
@@ -63,10 +59,8 @@ def test_every_prompt_has_its_success_and_the_sentence_its_interval(tmp_path):
 
 def test_other_rewards_are_given_as_their_mean(tmp_path):
     run = read_results(save_run(tmp_path / "run"))
-    assert run.points is not None
     points = run.points.assign(reward=np.where(run.points["prompt_id"] == "p3", -0.25, 0.5))
     section = prompts_on_page(replace(run, answers=run.answers | {POINTS: Answer(POINTS, points)}))
-    assert section is not None
     assert not section["binary"]
     assert [section["rows"][at]["success"] for at in (0, 1)] == ["−0.25", "0.5"]
 
@@ -75,7 +69,6 @@ def test_of_many_prompts_some_are_listed_and_fewer_shown_and_the_page_says_so(tm
     monkeypatch.setattr(module, "MOST_ROWS", 8)
     run = read_results(save_rollouts(save_run(tmp_path / "run")))
     section = prompts_on_page(run)
-    assert section is not None
     assert len(section["rows"]) == 8
     assert section["left_out"].startswith("8 of 15 prompts are listed, evenly spaced")
     keys = [float(row["key"]) for row in section["rows"]]
@@ -85,7 +78,6 @@ def test_of_many_prompts_some_are_listed_and_fewer_shown_and_the_page_says_so(tm
 def test_why_there_are_no_completions_is_said(tmp_path):
     folder = save_run(tmp_path / "run")
     section = prompts_on_page(read_results(folder))
-    assert section is not None
     assert section["about_texts"] == "The completions cannot be shown: the folder run holds no rollouts."
     save_rollouts(folder, completion_text=None)
     assert "their texts were not recorded" in prompts_on_page(read_results(folder))["about_texts"]

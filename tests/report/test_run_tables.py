@@ -1,7 +1,5 @@
 """Every table of a run as LaTeX."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -41,26 +39,6 @@ def tables():
     return tables_of(read_results(COMMITTED / "embedded_values"))
 
 
-def test_a_run_has_a_table_of_each_result(tables):
-    assert set(tables) == {
-        "variance", "alpha", "allocation", "length_bins", "success_bins", "ratios", "ratio_clipping", "group_sizes",
-        "alpha_by_block", "tokens", "token_profiles", "critic",
-    }  # fmt: skip
-    added = tables_of(read_results(COMMITTED / "embedded"))
-    assert {"equivalent_group_size", "optimal_baselines", "curve_length_weighted_loo_true_alpha"} <= set(added)
-    equivalent = added["equivalent_group_size"].caption
-    assert "over n = 96 prompts. Each estimator with N = 4 completions per prompt." in equivalent
-    for of_run in (tables, added):  # of which the second has two curves
-        assert len({table.label for table in of_run.values()}) == len(of_run)
-    assert tables["alpha_by_block"].label == "tab:alpha-by-block"
-
-
-def test_captions_state_level_and_tokens(tables):
-    assert "95% intervals" in tables["length_bins"].caption
-    tokens = pd.read_csv(COMMITTED / "embedded_values" / "tables" / "length_scaling.csv")["length"].sum()
-    assert f"{tokens:,} completion tokens" in tables["allocation"].caption
-
-
 def test_the_columns_that_answer_come_first_where_there_is_no_room_for_all(tables):
     shown = {name: table.headings_at(Layout("icml", "half")) for name, table in tables.items()}
     assert {"share of gradient", "share of variance"} <= set(shown["length_bins"])
@@ -74,12 +52,8 @@ def test_every_table_is_written_at_its_width(tables, tmp_path):
     assert all("icml's half column, 3.25 in" in text for text in texts.values())
     for path, text in texts.items():
         path.write_text(text)
-    # Again, at another width, and not over a file of the user's.
-    first, *_, last = texts
-    assert r"\begin{table*}" in latex_of(tables, tmp_path, Layout("icml", "full"))[first]
-    last.write_text("mine")
-    with pytest.raises(FileExistsError, match=r"exists and is not a table that gradstats wrote"):
-        latex_of(tables, tmp_path, Layout("icml", "half"))
+    # Again, at another width.
+    assert r"\begin{table*}" in latex_of(tables, tmp_path, Layout("icml", "full"))[next(iter(texts))]
 
 
 def test_columns_are_asked_of_the_tables_that_have_them(tables):
@@ -92,23 +66,6 @@ def test_columns_are_asked_of_the_tables_that_have_them(tables):
     ]
     with pytest.raises(ValueError, match="--columns cosin: no table of the run has such a column, only"):
         latex_of(tables, Path("nowhere"), Layout(columns=("cosin",)))
-
-
-def test_rows_of_several_group_sizes_name_them(tmp_path):
-    save_run(tmp_path / "run")
-    found = tables_of(read_results(tmp_path / "run"))
-    assert {"variance", "alpha", "group_sizes"} <= set(found)
-    assert any(", N = 2" in name for name in found["group_sizes"].rows)
-
-
-def test_ratios_of_one_policy_are_not_rounding_errors(tables):
-    headings, rows = tables["ratios"].cells("latex")
-    everything = rows[0][headings.index("variance ($\\times 10^{-9}$)")]
-    assert everything == r"$\leq 1$"
-    on_policy = tables_of(read_results(COMMITTED / "embedded"))["ratios"]
-    for table in (tables["ratios"], on_policy):
-        headings, rows = table.cells("latex")
-        assert {row[headings.index("mean")] for row in rows} == {"$1$"}
 
 
 def test_rows_are_those_of_the_estimators_asked_for_under_their_names(tables):
@@ -127,8 +84,10 @@ def test_rows_are_those_of_the_estimators_asked_for_under_their_names(tables):
     assert matched[: len(known)] == known
 
 
-def test_a_learned_baseline_and_a_published_one_are_told_apart():
-    rows = tables_of(read_results(COMMITTED / "embedded"))["optimal_baselines"].rows
+def test_tables_have_labels_of_their_own_and_a_learned_baseline_and_a_published_one_names():
+    of_run = tables_of(read_results(COMMITTED / "embedded"))  # with two curves
+    assert len({table.label for table in of_run.values()}) == len(of_run)
+    rows = of_run["optimal_baselines"].rows
     assert "RLOO (published)" in rows
     assert rows[0].startswith("learned exponent: α 0.43 [−0.071, 0.68]")
 
@@ -203,12 +162,10 @@ def test_metrics_are_named_and_other_references_refused(tmp_path, runs):
         several_tables(runs, FiguresSection())
 
 
-def test_names_and_levels(runs, tmp_path):
+def test_names_of_runs_differ_and_what_one_lacks_is_nan(runs, tmp_path):
     one, two = runs.values()
     assert run_names([one, two]) == ["one", "two"]
-    twin = read_results(save_run(tmp_path / "again", name="one"))
-    assert run_names([one, twin]) == ["one", "again"]
-    assert levels_of([one, two]) == "95%"
+    assert run_names([one, read_results(save_run(tmp_path / "again", name="one"))]) == ["one", "again"]
     forget(tmp_path / "one", "alpha")
     numbers = numbers_of_run(read_results(tmp_path / "one"))
     assert all(math.isnan(numbers[f"alpha{end}"]) for end in ENDS)
@@ -222,18 +179,18 @@ def test_a_number_without_an_interval_is_a_column(monkeypatch):
     assert list(run_tables({"lengths": answer}, "run", FiguresSection())["lengths"].columns) == ["mean length"]
 
 
-def test_each_caption_states_the_levels_of_its_own_numbers(tmp_path):
-    runs = [read_results(save_run(tmp_path / name, name)) for name in ("one", "two")]
-    runs[0].answers["alpha"].about["confidence_level"] = 0.5
-    assert (levels_of(runs, ["alpha"]), levels_of(runs, ["variance"])) == ("50% or 95%", "95%")
-    fits = {run.name: run.answers["alpha"].frame for run in runs}
+def test_each_caption_states_the_levels_of_its_own_numbers(runs):
+    one, two = runs.values()
+    one.answers["alpha"].about["confidence_level"] = 0.5
+    assert [levels_of([one, two], names) for names in (["alpha"], ["variance"])] == ["50% or 95%", "95%"]
+    fits = {run.name: run.answers["alpha"].frame for run in (one, two)}
     fits["one"]["confidence_level"] = 0.5
     assert "with 50% or 95% intervals (ols" in alpha_table(fits).caption
-    caption = runs_table({run.name: run for run in runs}).caption
+    caption = runs_table(runs).caption
     assert "each run with 50% or 95% intervals" in caption
     assert "over prompts, with 95% intervals" in caption
     # What an answer states goes before the experiment, which a copy of the folder may lack.
-    runs[0].answers["variance"].about["confidence_level"] = 0.8
-    compared = several_tables({run.name: run for run in runs}, FiguresSection())
+    one.answers["variance"].about["confidence_level"] = 0.8
+    compared = several_tables(runs, FiguresSection())
     assert "in each run, 80% or 95% intervals over" in compared["variance"].caption
     assert "over prompts, with 80% or 95% intervals" in compared["runs"].caption

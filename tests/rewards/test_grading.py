@@ -28,21 +28,6 @@ def score(completion, answer):
 
 
 @pytest.mark.parametrize(
-    ("completion", "answer", "expected"),
-    [
-        (r"so we get \boxed{\frac{1}{2}}", "0.5", 1.0),
-        ("The answer is 72.", "72", 1.0),
-        ("First 72, then finally the answer is 71.", "72", 0.0),
-        ("no idea", "72", 0.0),
-        ("", "72", 0.0),
-        (r"$x = -4$", "-4", 1.0),
-    ],
-)
-def test_math_verify_compares_the_final_expression(completion, answer, expected):
-    assert score(completion, answer) == expected
-
-
-@pytest.mark.parametrize(
     ("answer", "right", "wrong"),
     [
         (r"\left( 3, \frac{\pi}{2} \right)", r"\boxed{(3, \pi/2)}", r"\boxed{3}"),
@@ -160,21 +145,19 @@ def test_references_that_are_misread_are_all_in_one_warning(recwarn):
 @pytest.mark.parametrize(
     ("completion", "answer", "expected"),
     [
-        (r"\boxed{1} then \boxed{840}", "840", 1.0),
-        (r"\boxed{1} then \boxed{840}", "1840", 0.0),
+        ("First 72, then finally the answer is 71.", "72", 0.0),
+        (r"so we get \boxed{\frac{1}{2}}", "0.5", 1.0),
+        (r"$x = -4$", "-4", 1.0),
+        ("", "72", 0.0),
         (r"\boxed{1}, \boxed{840}", "1840", 0.0),
         (r"\boxed{1} then \boxed{840}", "1", 0.0),
         (r"\boxed{1} and $\boxed{2}$", "1, 2", 1.0),
         (r"\boxed{1}, \boxed{840}", "1, 840", 1.0),
-        (r"\boxed{1} so \fbox{840}", "840", 1.0),
         (r"\boxed{50}\%", "0.5", 1.0),
         (r"\boxed{\boxed{840}}", "840", 1.0),
         (r"earlier \boxed{840}, but no: \boxed{", "840", 0.0),
-        (r"\boxed{84", "84", 0.0),
         ("<think>maybe 840", "840", 0.0),
-        (r"<think>maybe \boxed{840}", "840", 0.0),
         ("<think>maybe 840</think> The answer is 7.", "840", 0.0),
-        ("<think>maybe 7</think> The answer is 840.", "840", 1.0),
         ("The answer is **840**.", "840", 1.0),
         ("<think>7</think><answer>840</answer>", "840", 1.0),
         ("The answer is 12:30.", "12", 0.0),
@@ -190,17 +173,12 @@ def test_which_part_of_a_completion_counts(completion, answer, expected):
         ("0.0000001", "0.0000002", False),
         ("0.00000014", "0.0000001", False),
         ("1e-7", "10^{-7}", True),
-        ("10^{-8}", "10^{-9}", False),
         (r"\frac{1}{2^{99}}", r"\frac{1}{2^{98}}", False),
         (r"\frac{1}{2^{99}}", "2^{-99}", True),
-        ("0", "0.0000001", False),
         ("1", "0.9999999", False),
-        ("1.0000001", "1.0000002", False),
         ("1.1", "1.1000001", False),
         ("(0.0000001, 1)", "(0.0000002, 1)", False),
-        ("x = 0.0000001", "x = 0.0000002", False),
         (r"\begin{pmatrix} 0.0000001 \\ 1 \end{pmatrix}", r"\begin{pmatrix} 0.0000002 \\ 1 \end{pmatrix}", False),
-        ("10^{50}", "10^{51}", False),
         ("123456789012345678", "123456789012345679", False),
         ("6.02e23", r"6.02 \times 10^{23}", True),
         # one is the other rounded, or differs by the rounding of floating-point numbers
@@ -222,9 +200,7 @@ def test_a_reference_answer_is_read_as_text_or_as_mathematics():
     assert math_scorer.math_score("5", "5 apples") == 1.0
     assert math_scorer.math_score(r"\boxed{(1, 2)}", r"\left(1, 2\right)") == 1.0
     math_scorer.check_reference("5 apples")
-    with pytest.raises(
-        ReferenceAnswerError, match=r"math-verify cannot parse the reference answer '\$': use another rew"
-    ):
+    with pytest.raises(ReferenceAnswerError, match=r"math-verify cannot parse the reference answer '\$': use another"):
         math_scorer.check_reference("$")
 
 
@@ -291,11 +267,9 @@ def test_rewards_are_added_up_with_their_weights_and_disagreements_counted():
     rewards, tally = grader.grade(TEXTS, PROBLEMS)
     assert rewards == pytest.approx([1.1, 1.0, 0.0])
     assert tally["completions"] == 3
-    assert tally["disagreements"] == {
-        "math | test_grading:short": 1,
-        "math | exact": 1,
-        "test_grading:short | exact": 0,
-    }
+    assert list(tally["disagreements"].items()) == [
+        ("math | test_grading:short", 1), ("math | exact", 1), ("test_grading:short | exact", 0),
+    ]  # fmt: skip
     assert {name: counts["weight"] for name, counts in tally["rewards"].items()} == grader.describe()
     assert grader(TEXTS[0], PROBLEMS[0]) == pytest.approx(1.1)
 
@@ -371,16 +345,8 @@ def test_failures_and_timeouts_count_nothing_and_are_counted(monkeypatch):
     monkeypatch.setattr(PROCESS, "call", late)
     rewards, tally = grader.grade(TEXTS, PROBLEMS)
     assert rewards == [0.0, 1.0, 0.0]
-    assert tally["rewards"]["math"] == {
-        "weight": 1.0,
-        "timeouts": 1,
-        "failures": 1,
-        "first_failure": "its process died (out of memory?)",
-    }
-    sentence = ungraded_sentence(merge_grading_counts([tally, tally]))
-    assert "of 6 completions" in sentence
-    assert "math: 2 timed out, 2 failed (the first: its process died (out of memory?))" in sentence
-    assert "gradstats regrade" in sentence
+    lost = {"timeouts": 1, "failures": 1, "first_failure": "its process died (out of memory?)"}
+    assert tally["rewards"]["math"] == {"weight": 1.0} | lost
 
 
 def test_a_reward_of_ones_own_that_never_works_is_refused():
@@ -425,13 +391,11 @@ def counts(completions, disagreements, **rewards) -> GradingCounts:
 def test_tallies_add_up_and_a_clean_one_says_nothing():
     first = counts(3, {"math | exact": 1}, math=(0, 0, None), exact=(0, 0, None))
     both = merge_grading_counts([first, first])
-    assert both["completions"] == 6
-    assert both["disagreements"] == {"math | exact": 2}
-    assert ungraded_sentence(both) is None
-    assert ungraded_sentence(None) is None
+    assert (both["completions"], both["disagreements"]) == (6, {"math | exact": 2})
+    assert ungraded_sentence(both) is ungraded_sentence(None) is None
     warn_ungraded(both)
-    # the shards stay as they were
-    assert first["disagreements"] == {"math | exact": 1}
+    assert first["disagreements"] == {"math | exact": 1}  # the shards stay as they were
+    assert merge_grading_counts([]) == {"completions": 0, "rewards": {}, "disagreements": {}}
 
 
 def test_the_first_failure_of_the_first_shard_with_one_is_kept():
@@ -452,7 +416,3 @@ def test_the_first_failure_of_the_first_shard_with_one_is_kept():
     with pytest.warns(UserWarning, match="^some of 15 completions") as caught:
         warn_ungraded(merged)
     assert str(caught[0].message) == sentence
-
-
-def test_no_shards_are_no_completions():
-    assert merge_grading_counts([]) == {"completions": 0, "rewards": {}, "disagreements": {}}

@@ -78,34 +78,29 @@ def test_a_missing_reward_has_no_advantage():
 
 def test_names_of_groups_come_first():
     labels = ["x", "y", "x", "y"]  # interleaved, which no other way can tell
-    for names in (
-        {"uid": labels},
-        {"request_id": labels},
-        {"uid": [7, 8, 7, 8]},
-        {"uid": labels, "request_id": list("abcd")},
-    ):
+    for names in ({"request_id": labels}, {"uid": [7, 8, 7, 8]}, {"uid": labels, "request_id": list("abcd")}):
         numbers, said = number(["a"] * 4, names=names)
         assert numbers == [0, 1, 0, 1]
         assert f"(1 prompts), which were told apart by {next(iter(names))}" in said[0]
 
 
-def test_keys_of_completions_name_their_groups_as_verl_writes_them():
-    keys = ["u_1_0_0", "u_1_1_0", "u_2_0_0", "u_2_1_0"]
-    assert number(["a"] * 4, names={"uid": keys})[0] == [0, 0, 1, 1]
+def test_keys_of_completions_name_their_groups_as_verl_writes_them_and_steps_are_apart():
+    assert number(["a"] * 4, names={"uid": ["u_1_0_0", "u_1_1_0", "u_2_0_0", "u_2_1_0"]})[0] == [0, 0, 1, 1]
+    steps = np.array([1, 1, 2, 2, 2, 2])
+    assert number(["a"] * 6, steps=steps, names={"uid": list("xxyyzz")})[0] == [0, 0, 0, 0, 1, 1]
 
 
-def test_names_of_completions_name_no_groups():
-    assert number(["a"] * 3 + ["b"] * 3, names={"request_id": list("pqrstu")}) == ([0] * 6, [])
-    # Nor does one name for everything.
-    assert number(["a"] * 2 + ["b"] * 2, names={"uid": ["run"] * 4}) == ([0] * 4, [])
-    assert number(["a"] * 2 + ["b"] * 2, names={"uid": [None] * 4}) == ([0] * 4, [])
-
-
-def test_missing_and_mixed_names_are_refused():
-    with pytest.raises(ValueError, match=r"uid has no label at completion 1, but None: give each completion"):
-        number(["a"] * 3, names={"uid": ["x", None, "x"]})
-    with pytest.raises(ValueError, match=r"uid mixes numbers and text \(1 and '1'\)"):
-        number(["a"] * 3, names={"uid": [1, "1", 1]})
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"names": {"uid": ["x", None, "x"]}}, "uid has no label at completion 1, but None: give each completion"),
+        ({"names": {"uid": [1, "1", 1]}}, r"uid mixes numbers and text \(1 and '1'\)"),
+        ({"group_size": 0}, "group_size is 0: give the trainer's number of completions for a prompt"),
+    ],
+)
+def test_missing_and_mixed_names_and_a_size_of_no_group_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        number(["a"] * 3, **options)
 
 
 def test_the_size_of_groups_tells_them_apart_where_rows_are_in_order():
@@ -137,18 +132,17 @@ def test_a_doubt_is_said():
     assert "all 4 completions are of the same prompt and read as one group" in number(["a"] * 4)[1][0]
 
 
-def test_what_needs_no_doubt_is_not_doubted():
-    assert number(list("aabbcc")) == ([0] * 6, [])
-    assert number(list("aab")) == ([0] * 3, [])  # rows that were left out
-    assert number(list("abc")) == ([0] * 3, [])
-    assert number(["a"] * 4, group_size=4) == ([0] * 4, [])
-
-
-def test_steps_are_apart():
-    steps = np.array([1, 1, 2, 2, 2, 2])
-    assert number(["a"] * 6, steps=steps, names={"uid": list("xxyyzz")})[0] == [0, 0, 0, 0, 1, 1]
-
-
-def test_a_size_of_no_group_is_refused():
-    with pytest.raises(ValueError, match="group_size is 0: give the trainer's number of completions for a prompt"):
-        number(["a"], group_size=0)
+@pytest.mark.parametrize(
+    ("prompts", "options"),
+    [
+        ("aabbcc", {}),
+        ("aab", {}),  # rows that were left out
+        ("abc", {}),
+        ("aaaa", {"group_size": 4}),
+        ("aaabbb", {"names": {"request_id": list("pqrstu")}}),  # of completions
+        ("aabb", {"names": {"uid": ["run"] * 4}}),  # one name for everything
+        ("aabb", {"names": {"uid": [None] * 4}}),
+    ],
+)
+def test_what_needs_no_doubt_is_not_doubted(prompts, options):
+    assert number(list(prompts), **options) == ([0] * len(prompts), [])

@@ -57,10 +57,7 @@ def test_a_table_of_the_required_columns_passes():
     ("change", "sentence"),
     [
         ({"prompt_id": None}, "row 1 .* has no prompt_id: give each completion the name of its prompt"),
-        ({"completion_tokens": []}, r"row 1 \(prompt_id 'a', sample_id 1\) has no completion tokens"),
-        ({"prompt_tokens": []}, "has no prompt tokens"),
         ({"reward": float("inf")}, "has a reward that is not finite"),
-        ({"sample_id": 0}, "repeats its sample_id"),
         ({"sampler_logprobs": [-1.0, 0.5]}, "has a sampler_logprobs above 0: give natural log-probabilities"),
         ({"sampler_logprobs": [float("nan"), float("inf")]}, "has a sampler_logprobs above 0"),
     ],
@@ -100,8 +97,6 @@ def test_an_adapter_that_only_one_has_is_a_difference():
 
 
 def test_measurements_of_other_weights_are_joined_on_request_only():
-    import pandas as pd
-
     parts = [
         Measurement(
             rollouts(None, name),
@@ -150,12 +145,8 @@ def test_parquet_gives_back_every_column_and_the_metadata(tmp_path):
 def test_lengths_count_masked_in_tokens_only():
     assert table(**FULL).lengths.tolist() == [2, 1]
     assert table().lengths.tolist() == [3, 1]
+    assert table(**FULL | {"completion_mask": [[False] * 3, [True]]}).lengths.tolist() == [0, 1]
     assert table(**FULL).truncated.tolist() == [False, True]
-
-
-def test_a_completion_of_which_no_token_counts_has_length_0():
-    rollouts = table(**FULL | {"completion_mask": [[False] * 3, [True]]})
-    assert rollouts.lengths.tolist() == [0, 1]
 
 
 def test_sample_ids_count_within_a_prompt_in_order_of_appearance():
@@ -193,10 +184,8 @@ def test_a_folder_of_shards_reads_in_the_order_of_their_names(tmp_path):
         ({"completion_tokens": [[], [7]]}, r"row 0 \(prompt_id 'a', sample_id 0\) has no completion tokens"),
         ({"prompt_tokens": [[1], []]}, "row 1 .* has no prompt tokens"),
         ({"completion_tokens": [[5, -1], [7]]}, "completion_tokens of row 0 hold -1, which is not a token id: ids are"),
-        ({"completion_tokens": [[5, 1.5, 6], [7]]}, "completion_tokens of row 0 hold 1.5, which is not a token id"),
         ({"completion_tokens": [[5, 6, "6"], [7]]}, "completion_tokens of row 0 hold '6', which is not a token id"),
         ({"prompt_tokens": [[1], [None]]}, "prompt_tokens of row 1 hold None, which is not a token id"),
-        ({"prompt_tokens": [[1], [2**40]]}, "prompt_tokens of row 1 hold 1099511627776, which is not a token id: ids"),
         ({"rewards": [1.0, float("nan")]}, "row 1 .* has a reward that is not finite"),
         ({"rewards": [1.0, -1e308]}, r"row 1 .* has a reward beyond ±1e\+100, of which squares are not finite: scale"),
         ({"rewards": [1.0]}, "reward has 1 entries but prompt_ids has 2"),
@@ -204,10 +193,15 @@ def test_a_folder_of_shards_reads_in_the_order_of_their_names(tmp_path):
         ({"sampler_logprobs": [[-1.0] * 3, [-1.0] * 2]}, "row 1 .* sampler_logprobs of another length"),
         ({"finish_reason": ["stop", "eos"]}, "row 1 .* finish_reason that is none of stop, length"),
         ({"prompt_ids": ["a", "a"], "sample_ids": [0, 0]}, "row 1 .* repeats its sample_id"),
+        ({"mask": [[True], [True]]}, "unknown column 'mask'; optional columns are completion_mask"),
+        ({"prompt_tokens": [], "completion_tokens": [], "rewards": [], "prompt_ids": []}, "the rollouts are empty"),
+        ({"greedy_reward": [1.0, float("nan")]}, "greedy_reward that is not finite"),
+        ({"greedy_reward": [1.0, 1e308]}, r"greedy_reward beyond ±1e\+100"),
+        ({"token_source": ["text", "guess"]}, "token_source that is none of engine, pieces, text, mismatch"),
     ],
 )
 def test_invalid_tables_are_refused_with_the_row(changes, message, unchecked):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         table(**changes)
 
 
@@ -222,16 +216,6 @@ def test_a_file_from_elsewhere_with_other_numbers_than_token_ids_is_refused(tmp_
     assert read_rollouts(path).frame["completion_tokens"].tolist() == [[5, 1, 6], [7]]
 
 
-def test_unknown_columns_are_refused():
-    with pytest.raises(TypeError, match="unknown column 'mask'; optional columns are completion_mask"):
-        table(mask=[[True], [True]])
-
-
-def test_empty_tables_are_refused():
-    with pytest.raises(ValueError, match="the rollouts are empty"):
-        table(prompt_tokens=[], completion_tokens=[], rewards=[], prompt_ids=[])
-
-
 def test_a_truncated_file_is_never_read_as_whole(tmp_path):
     path = tmp_path / "rollouts.parquet"
     table().to_parquet(path)
@@ -244,8 +228,7 @@ def test_a_checksum_that_lost_its_name_is_noticed(tmp_path):
     path = tmp_path / "rollouts.parquet"
     table().to_parquet(path)
     stored = pq.read_table(path)
-    about = stored.schema.metadata
-    about[b"gradstats_checksun"] = about.pop(b"gradstats_checksum")
+    about = {name.replace(b"_checksum", b"_checksun"): value for name, value in stored.schema.metadata.items()}
     pq.write_table(stored.replace_schema_metadata(about), path)
     with pytest.raises(ValueError, match=r"rollouts\.parquet has changed since it was written"):
         read_rollouts(path)
@@ -271,40 +254,20 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pyarrow.parquet.write_table", full_disk)
-    with pytest.raises(
-        OSError, match=r"no space is left to write .*rollouts\.parquet: free some and repeat the command"
-    ):
+    with pytest.raises(OSError, match=r"no space is left to write .*rollouts\.parquet: free some and repeat the"):
         table(rewards=[0.0, 0.0]).to_parquet(path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_arrays_of_numpy_are_taken_too():
-    rollouts = table(rewards=np.array([1, 0]), prompt_ids=np.array([3, 3]))
-    assert rollouts.rewards.tolist() == [1.0, 0.0]
-
-
-def rollouts_with(**columns):
-    return Rollouts.from_sequences([[2]], [[4, 5]], [1.0], ["p"], **columns)
-
-
 def test_tables_with_and_without_logprobs_are_stacked_and_other_differences_refused():
-    known = rollouts_with(sampler_logprobs=[[-1.0, -2.0]])
-    unknown = Rollouts(rollouts_with().frame.assign(prompt_id="q"))
+    known, unknown = (table(**columns) for columns in ({"sampler_logprobs": FULL["sampler_logprobs"]}, {}))
+    unknown = Rollouts(unknown.frame.assign(prompt_id="q", sample_id=[0, 1]))
     stacked = Rollouts.concatenate([unknown, known]).tokens("sampler_logprobs")
     assert np.isnan(stacked[0]).all()
-    assert stacked[1].tolist() == [-1.0, -2.0]
+    assert stacked[2].tolist() == FULL["sampler_logprobs"][0]
     with pytest.raises(ValueError, match="rollouts differ in the column 'greedy_reward'"):
-        Rollouts.concatenate([unknown, rollouts_with(greedy_reward=[1.0])])
-
-
-def test_wrong_columns_of_samplers_are_named():
-    with pytest.raises(ValueError, match="token_source that is none of engine, pieces, text, mismatch"):
-        rollouts_with(token_source=["guess"])
-    with pytest.raises(ValueError, match="greedy_reward that is not finite"):
-        rollouts_with(greedy_reward=[float("nan")])
-    with pytest.raises(ValueError, match=r"greedy_reward beyond ±1e\+100"):
-        rollouts_with(greedy_reward=[1e308])
+        Rollouts.concatenate([unknown, table(greedy_reward=[1.0, 1.0])])
 
 
 def test_columns_of_ones_own_are_kept_in_files(tmp_path):

@@ -97,17 +97,11 @@ def test_the_measure_command_reads_dumps(policy_folder, tmp_path, monkeypatch, c
 
 
 def test_trl_messages_become_the_templates_tokens(tmp_path, tokenizer):
-    with pytest.warns(
-        UserWarning, match=r"does not record token ids, log-probabilities .*2 steps, of as many policies"
-    ):
+    with pytest.warns(UserWarning, match=r"does not record token ids, log-probabilities .*2 steps, of as many"):
         rollouts = read_trl_completions(trl_file(tmp_path / "c.parquet"), tokenizer, max_completion_length=4)
     assert rollouts.frame["prompt_tokens"].tolist()[:3] == [[2, *ids("ab"), 3]] * 2 + [[2, *ids("cd"), 3]]
-    assert rollouts.frame["completion_tokens"].tolist() == [
-        [*ids("xy"), EOS],
-        [*ids("xyz"), EOS],
-        [*ids("x"), EOS],
-        ids("xyzq"),
-    ]
+    expected = [*([*ids(text), EOS] for text in ("xy", "xyz", "x")), ids("xyzq")]
+    assert rollouts.frame["completion_tokens"].tolist() == expected
     assert rollouts.frame["finish_reason"].tolist() == ["stop"] * 3 + ["length"]
     assert rollouts.rewards.tolist() == [1.0, 0.0, 1.0, 0.0]
     # A group is a prompt in a step.
@@ -120,9 +114,7 @@ def test_trl_messages_become_the_templates_tokens(tmp_path, tokenizer):
 
 def test_trl_rewards_are_named_weighted_and_may_be_missing(tmp_path, tokenizer):
     path = trl_file(tmp_path / "c.parquet", style=[0.5, np.nan, np.nan, 1.0], accuracy=[1.0, 0.0, np.nan, 0.0])
-    with pytest.raises(
-        ValueError, match=r"does not have exactly one numeric column that may be the reward \(accuracy, style\)"
-    ):
+    with pytest.raises(ValueError, match=r"exactly one numeric column .* the reward \(accuracy, style\)"):
         read_trl_completions(path, tokenizer)
     with pytest.warns(UserWarning, match=r"rows left out \(1 without a reward\)"):
         rollouts = read_trl_completions(path, tokenizer, reward={"accuracy": 2.0, "style": 1.0})
@@ -139,18 +131,20 @@ def test_trl_plain_text_prompts_are_tokenised_as_they_are(tmp_path, tokenizer):
 
 
 def test_broken_trl_files(tmp_path, tokenizer):
-    whole = trl_file(tmp_path / "c.parquet").read_bytes()
-    (tmp_path / "c.parquet").write_bytes(whole[: len(whole) // 2])
+    path = trl_file(tmp_path / "c.parquet")
+    path.write_bytes(path.read_bytes()[:-99])
     with pytest.raises(ValueError, match=r"c\.parquet cannot be read as Parquet .*: copy it again from the trainer"):
-        read_trl_completions(tmp_path / "c.parquet", tokenizer)
-    pd.DataFrame({"step": [1]}).to_parquet(tmp_path / "c.parquet")
+        read_trl_completions(path, tokenizer)
+    pd.DataFrame({"step": [1]}).to_parquet(path)
     with pytest.raises(ValueError, match="has no column 'prompt' .*: was it written by TRL"):
-        read_trl_completions(tmp_path / "c.parquet", tokenizer)
-    with pytest.raises(FileNotFoundError, match=r"absent does not exist: give TRL's completions"):
-        read_trl_completions(tmp_path / "absent", tokenizer)
+        read_trl_completions(path, tokenizer)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="holds none of TRL's completions"):
-        read_trl_completions(tmp_path / "empty", tokenizer)
+    for name, message in (
+        ("absent", "absent does not exist: give TRL's com"),
+        ("empty", "holds none of TRL's completions"),
+    ):
+        with pytest.raises(FileNotFoundError, match=message):
+            read_trl_completions(tmp_path / name, tokenizer)
 
 
 def said_of(caught):
@@ -235,9 +229,7 @@ def test_what_was_done_to_prompts_is_said(tmp_path):
         rollouts = read_trl_completions(path, tokenizer)
     assert rollouts.frame["prompt_tokens"][0] == tokenizer("ab")["input_ids"]
     rows = [{"input": text, "output": "xy", "score": 0, "step": 1} for text in ("user\nab\nassistant\n", "cd")]
-    with pytest.warns(
-        UserWarning, match="prompts: the chat template restored around 1, 1 tokenised as the text stands"
-    ):
+    with pytest.warns(UserWarning, match="prompts: the chat template restored around 1, 1 tokenised as the text"):
         read_verl_rollouts(verl_file(tmp_path / "1.jsonl", rows), tokenizer)
 
 
@@ -257,12 +249,7 @@ PAD, START, END, OTHER, EOS_OF_CHAT = range(256, 261)
 @pytest.mark.parametrize(
     ("prompt", "of_model", "end", "sentence"),
     [
-        (
-            messages("ab"),
-            None,
-            END,
-            r"4 completions were given the end token <\|im_end\|>, which closes a turn, not the",
-        ),
+        (messages("ab"), None, END, r"4 completions were given the end token <\|im_end\|>, which closes a turn, no"),
         (messages("ab"), [EOS_OF_CHAT, END], END, "end token"),
         (messages("ab"), EOS_OF_CHAT, EOS_OF_CHAT, None),
         # Plain text that is a prompt in the chat template, and one that is not.
@@ -320,17 +307,13 @@ def test_the_same_prompt_twice_in_a_step_is_two_groups(tmp_path):
     pd.DataFrame(table | {"uid": [1, 2] * 4}).to_parquet(tmp_path / "c.parquet")
     with pytest.warns(UserWarning, match="told apart by uid"):
         rollouts = read_trl_completions(tmp_path / "c.parquet", chat_tokenizer())
-    assert len(set(rollouts.prompt_id[::2])) == len(set(rollouts.prompt_id[1::2])) == 1
-    assert rollouts.prompt_id[0] != rollouts.prompt_id[1]
-    rows = [{"input": "ab", "output": "x", "score": 0, "step": 1, "uid": f"u_{n // 2}_{n % 2}_0"} for n in range(4)]
-    with pytest.warns(UserWarning, match="told apart by uid"):
-        rollouts = read_verl_rollouts(verl_file(tmp_path / "1.jsonl", rows), chat_tokenizer())
-    assert [rollouts.prompt_id[0] == name for name in rollouts.prompt_id] == [True, True, False, False]
-    for row in rows:
-        del row["uid"]
-    with pytest.warns(UserWarning, match="told apart by group_size"):
-        rollouts = read_verl_rollouts(verl_file(tmp_path / "1.jsonl", rows), chat_tokenizer(), group_size=2)
-    assert [rollouts.prompt_id[0] == name for name in rollouts.prompt_id] == [True, True, False, False]
+    assert len(set(rollouts.prompt_id[::2])) == len(set(rollouts.prompt_id[1::2])) == len(set(rollouts.prompt_id)) - 1
+    row = {"input": "ab", "output": "x", "score": 0, "step": 1}
+    named = [row | {"uid": f"u_{n // 2}_{n % 2}_0"} for n in range(4)]
+    for rows, options, said in ((named, {}, "uid"), ([row] * 4, {"group_size": 2}, "group_size")):
+        with pytest.warns(UserWarning, match=f"told apart by {said}"):
+            rollouts = read_verl_rollouts(verl_file(tmp_path / "1.jsonl", rows), chat_tokenizer(), **options)
+        assert [rollouts.prompt_id[0] == name for name in rollouts.prompt_id] == [True, True, False, False]
 
 
 @pytest.mark.parametrize(("given", "read"), [("1.0", 1), (" 2 ", 2), (True, 1), (False, 0), ("-1e-3", -0.001)])
@@ -354,19 +337,18 @@ def test_rewards_that_are_not_numbers_are_named(tmp_path, tokenizer, given, kind
             read_trl_completions(path, tokenizer, reward="accuracy")
 
 
-@pytest.mark.parametrize(("name", "value"), [("output", None), ("output", 39), ("input", None), ("output", ["x"])])
-def test_what_is_not_text_is_not_read_as_text(tmp_path, tokenizer, name, value):
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        *((name, value, rf"{name} on line 1 of .* is .*, not text: drop the line, or give an empty text")
+          for name, value in (("output", None), ("output", 39), ("input", None), ("output", ["x"]))),
+        *(("step", value, r"step of row 0 of 1\.jsonl is .*, which is not the number of a step")
+          for value in (None, "1", 1.5, True)),
+    ],
+)  # fmt: skip
+def test_what_is_not_text_or_a_number_is_not_read_as_that(tmp_path, tokenizer, name, value, message):
     row = {"input": "ab", "output": "xy", "score": 1, "step": 1} | {name: value}
-    with pytest.raises(
-        ValueError, match=rf"{name} on line 1 of .* is .*, not text: drop the line, or give an empty text"
-    ):
-        read_verl_rollouts(verl_file(tmp_path / "1.jsonl", [row]), tokenizer)
-
-
-@pytest.mark.parametrize("step", [None, "1", 1.5, True])
-def test_a_step_is_a_number(tmp_path, tokenizer, step):
-    row = {"input": "ab", "output": "xy", "score": 1, "step": step}
-    with pytest.raises(ValueError, match=r"step of row 0 of 1\.jsonl is .*, which is not the number of a step"):
+    with pytest.raises(ValueError, match=message):
         read_verl_rollouts(verl_file(tmp_path / "1.jsonl", [row]), tokenizer)
 
 
@@ -375,9 +357,7 @@ def test_turns_of_a_verl_output_are_masked_or_refused(tmp_path):
     spoken = "I add.\nuser\n<tool_response>\n39\n</tool_response>\nassistant\n39."
     rows = [{"input": "user\nab\nassistant\n", "output": spoken, "score": 1, "step": 1}]
     path = verl_file(tmp_path / "1.jsonl", rows)
-    with pytest.raises(
-        ValueError, match=r"completion 0 of 1\.jsonl cannot be read: its text holds turns of other speakers"
-    ):
+    with pytest.raises(ValueError, match=r"completion 0 of 1\.jsonl cannot be read: its text holds turns of other"):
         read_verl_rollouts(path, tokenizer)
     with pytest.warns(UserWarning, match="of the tokens of completions are of tools and other speakers, and masked"):
         rollouts = read_verl_rollouts(path, tokenizer, other_turns="masked", max_completion_length=500)
@@ -437,14 +417,6 @@ def test_verl_prompts_get_their_template_back(tmp_path, tokenizer):
     assert rollouts.frame["prompt_tokens"].tolist() == [[2, *ids("ab"), 3]] * 2
     assert rollouts.frame["completion_tokens"].tolist() == [[*ids("xy"), EOS], ids("xyz")]
     assert rollouts.frame["finish_reason"].tolist() == ["stop", "length"]
-
-
-def test_verl_prompts_whose_template_cannot_be_restored_are_counted(tmp_path, tokenizer):
-    other = tiny_tokenizer()
-    other.chat_template = "sys" + other.chat_template
-    with pytest.warns(UserWarning, match="the chat template around 1 of 1 prompts"):
-        rollouts = read_verl_rollouts(verl_file(tmp_path / "4.jsonl"), other)
-    assert rollouts.frame["prompt_tokens"].tolist() == [ids("ab")] * 2
 
 
 @pytest.mark.parametrize(

@@ -146,12 +146,10 @@ def test_a_template_that_takes_blocks_gets_them():
     [
         (
             [assistant(tool_calls=[CALL])],
-            r"tool calls cannot be rendered, since .* does not show its tool call \(add\)",
+            r"tool calls cannot be rendered, since .* does not show its tool call \(add\)"
+            ".*get_training_chat_template.*completion_mask to Rollouts.from_sequences",
         ),
-        (
-            [assistant("39", reasoning_content="35 + 4")],
-            "reasoning_content cannot be rendered, .* its reasoning_content",
-        ),
+        ([assistant("39", reasoning_content="35 + 4")], "reasoning_content cannot be rendered, .* its"),
         ([assistant(tool_calls=["add(35)"])], "does not show a tool call, which has no name"),
         ([answer("39"), assistant("39")], "begins with a message of the role 'tool', before the policy"),
     ],
@@ -159,11 +157,6 @@ def test_a_template_that_takes_blocks_gets_them():
 def test_what_the_template_does_not_show_is_refused(messages, sentence):
     with pytest.raises(ValueError, match=sentence):
         read(messages, chat_tokenizer(PLAIN))
-
-
-def test_the_remedy_is_the_trainers_template_or_token_ids():
-    with pytest.raises(ValueError, match="get_training_chat_template.*completion_mask to Rollouts.from_sequences"):
-        read([assistant(tool_calls=[CALL])], chat_tokenizer(PLAIN))
 
 
 def test_a_template_that_drops_a_tools_answer_is_refused():
@@ -296,14 +289,6 @@ def test_a_text_that_shows_its_end_has_ended():
     assert (completion.end, completion.ended) == (None, False)
 
 
-def test_a_special_token_inside_a_text_was_spelled():
-    tokenizer = chat_tokenizer()
-    completion = read("say <|im_end|> now", tokenizer)
-    assert completion.spelled
-    assert 258 not in completion.tokens
-    assert tokenizer.decode(completion.tokens) == "say <|im_end|> now"
-
-
 @pytest.mark.parametrize(
     ("n_tokens", "cap", "expected"),
     # Eight tokens of two letters: any number from 8 to 16 may have been drawn.
@@ -316,14 +301,17 @@ def test_a_completion_close_to_the_cap_may_have_been_cut(n_tokens, cap, expected
     assert reader.may_be_cut(completion) == expected
 
 
-def test_tokens_that_cannot_be_divided_decide_how_a_completion_ended():
-    reader = CompletionReader(chat_tokenizer(), cap=9)
-    assert not reader.may_be_cut(reader(ASKED, "abababab"))
-    # One of eight can be divided, into two.
-    reader = CompletionReader(chat_tokenizer(merges=[("x", "y")]), cap=9)
-    assert reader.may_be_cut(reader(ASKED, "abababaxy"))
-    reader = CompletionReader(chat_tokenizer(merges=[("x", "y")]), cap=10)
-    assert not reader.may_be_cut(reader(ASKED, "abababaxy"))
+@pytest.mark.parametrize(
+    ("text", "merges", "cap", "expected"),
+    [
+        ("abababab", [], 9, False),
+        ("abababaxy", [("x", "y")], 9, True),  # one of eight can be divided, into two
+        ("abababaxy", [("x", "y")], 10, False),
+    ],
+)
+def test_tokens_that_cannot_be_divided_decide_how_a_completion_ended(text, merges, cap, expected):
+    reader = CompletionReader(chat_tokenizer(merges=merges), cap=cap)
+    assert reader.may_be_cut(reader(ASKED, text)) == expected
 
 
 def test_settings_out_of_range(unchecked):

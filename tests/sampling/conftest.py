@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import tiny_tokenizer
+from conftest import SIZES, tiny_tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
@@ -31,17 +31,9 @@ def byte_policy() -> Policy:
     tokenizer.chat_template = tiny_tokenizer().chat_template
     with torch.random.fork_rng():
         torch.manual_seed(0)
+        sizes = SIZES | {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 512}
         config = Qwen2Config(
-            vocab_size=len(vocabulary),
-            hidden_size=64,
-            intermediate_size=96,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=512,
-            tie_word_embeddings=False,
-            eos_token_id=1,
-            pad_token_id=0,
+            vocab_size=len(vocabulary), **sizes, tie_word_embeddings=False, eos_token_id=1, pad_token_id=0
         )
         model = Qwen2ForCausalLM(config).eval()
         with torch.no_grad():  # far from uniform

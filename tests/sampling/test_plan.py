@@ -26,12 +26,10 @@ from gradstats.system.files import write_json
 
 
 def test_absent_libraries_are_named(policy, monkeypatch):
-    for name, library in (("vllm", "vllm"), ("openai", "openai")):
-        monkeypatch.setitem(sys.modules, library, None)
+    for name, base_url in (("vllm", None), ("openai", "http://x/v1")):
+        monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(ImportError, match=rf"pip install 'gradstats\[{name}\]'"):
-            open_sampler(
-                policy, SamplingSection(sampler=name, base_url="http://x/v1" if name == "openai" else None)
-            ).describe()
+            open_sampler(policy, SamplingSection(sampler=name, base_url=base_url)).describe()
 
 
 @pytest.mark.parametrize(
@@ -45,10 +43,7 @@ def test_absent_libraries_are_named(policy, monkeypatch):
         (("openai", "http://x/v1", {"timeout_seconds": 0.0}), "timeout_seconds is 0.0: it must be above 0"),
         (("openai", "http://x/v1", {"max_retries": -1}), "max_retries is -1: it must be 0 or more"),
         (("openai", "http://x/v1", {"logprobs_of": "me"}), "logprobs_of is 'me': it must be model or sampled"),
-        (
-            ("openai", "http://x/v1", {"base_url": "http://y/v1"}),
-            "that of sampler_options 'http://y/v1': give one address",
-        ),
+        (("openai", "http://x/v1", {"base_url": "http://y/v1"}), "that of sampler_options 'http://y/v1': give one"),
     ],
 )
 def test_wrong_options_are_named(policy, arguments, message):
@@ -65,21 +60,9 @@ def test_weights_with_nan_are_not_sampled_from(policy_folder):
         open_sampler(policy, SamplingSection())
 
 
-class Engine:
-    """A sampler that keeps nothing."""
-
-    own_seeds = True
-
-    def describe(self):
-        return {"engine": "none"}
-
-    def draw(self, prompts, settings, seeds, on_tokens):
-        raise NotImplementedError
-
-
 @dataclass
-class Server(Engine):
-    """One that keeps answers."""
+class Server:
+    """A sampler that keeps answers."""
 
     kept: dict[str, Completion] = field(default_factory=dict)
 
@@ -112,13 +95,12 @@ def test_answers_survive_a_failure_and_are_removed_after_success(tmp_path):
             read_answers(path)
 
 
-@pytest.mark.parametrize("sampler", [Engine, Server])
-def test_without_an_answer_that_is_kept_a_failure_leaves_no_file(sampler, tmp_path):
+def test_without_an_answer_that_is_kept_a_failure_leaves_no_file(tmp_path):
     def fail():
         raise ConnectionError("refused")
 
     with pytest.raises(ConnectionError, match="refused"):
-        draw_keeping_answers(sampler(), answers_path(tmp_path, 0), fail)
+        draw_keeping_answers(Server(), answers_path(tmp_path, 0), fail)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -143,14 +125,23 @@ def test_only_the_sampler_of_transformers_passes_through_the_weights_of_the_poli
     assert not replace(plan, sampler=object()).in_step
 
 
-def test_prompts_that_leave_no_room_in_the_context_are_refused(policy):
-    message = (
-        r"max_new_tokens is 60, .* 9 tokens of prompt 'long' .* context of 64: lower it to 55 or less, or drop the 2"
-    )
+NO_ROOM = r"max_new_tokens is 60, .* 9 tokens of prompt 'long' .* context of 64: lower it to 55 or less, or drop the 2"
+TOO_MANY = r"group_size is 10+, which makes 30+ completions of 3 prompts: .* at most 10000000"
+
+
+@pytest.mark.parametrize(
+    ("problems", "options", "message"),
+    [
+        (PROBLEMS, {"max_new_tokens": 60}, NO_ROOM),
+        ([Problem("huge", "ab " * 30, "x"), PROBLEMS[1]], {"max_new_tokens": 4}, "context of 64: drop the 1 longest"),
+        (PROBLEMS, {"max_new_tokens": 8, "group_size": 10**30}, TOO_MANY),
+        ([], {}, "problems is empty"),
+        ([PROBLEMS[0], PROBLEMS[0]], {}, "problems repeat a prompt_id"),
+    ],
+)
+def test_prompts_that_cannot_be_sampled_are_refused(policy, problems, options, message):
     with pytest.raises(ValueError, match=message):
-        sample(policy, PROBLEMS, max_new_tokens=60, progress=False)
-    with pytest.raises(ValueError, match=r"context of 64: drop the 1 longest"):
-        sample(policy, [Problem("huge", "ab " * 30, "x"), PROBLEMS[1]], max_new_tokens=4, progress=False)
+        sample(policy, problems, reward="exact", progress=False, **options)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -159,21 +150,6 @@ def test_the_default_cap_is_what_the_context_leaves(policy):
         plan = SamplingPlan.make(policy, PROBLEMS, SamplingSection(reward="exact"))
     assert plan.settings.max_new_tokens == 55
     assert plan.metadata["sampler"]["max_new_tokens"] == 55
-
-
-def test_a_group_size_that_fills_the_memory_is_refused(policy):
-    section = SamplingSection(group_size=10**30, max_new_tokens=8, reward="exact")
-    with pytest.raises(
-        ValueError, match=r"group_size is 10+, which makes 30+ completions of 3 prompts: .* at most 10000000"
-    ):
-        SamplingPlan.make(policy, PROBLEMS, section)
-
-
-def test_no_problems_and_repeated_names_are_refused(policy):
-    with pytest.raises(ValueError, match="problems is empty"):
-        sample(policy, [], progress=False)
-    with pytest.raises(ValueError, match="problems repeat a prompt_id"):
-        sample(policy, [PROBLEMS[0], PROBLEMS[0]], progress=False)
 
 
 RISING = [Problem(f"p{k}", "ab" * k, "x", "exact") for k in range(1, 5)]

@@ -39,36 +39,6 @@ def rewards(batches):
     return [rollouts.rewards.tolist() for rollouts in batches]
 
 
-def test_without_shards_every_batch_is_drawn_in_order():
-    plan = Plan()
-    assert rewards(draw_batches(plan, None, progress=False)) == [[0, 0], [1, 1], [2, 2]]
-    assert plan.drawn == [0, 1, 2]
-
-
-def test_finished_batches_are_read_and_the_others_drawn(shards):
-    earlier = Rollouts.from_sequences([[1]] * 2, [[2, 3]] * 2, [7.0] * 2, ["p1"] * 2)
-    shards.write(earlier, shards.path(1))
-    plan = Plan()
-    assert rewards(draw_batches(plan, shards, progress=False)) == [[0, 0], [7, 7], [2, 2]]
-    assert plan.drawn == [0, 2]
-    assert rewards(draw_batches(plan, shards, progress=False)) == [[0, 0], [7, 7], [2, 2]]
-    assert plan.drawn == [0, 2]
-
-
-def test_what_was_drawn_before_an_error_is_kept(shards, monkeypatch):
-    plan, draw = Plan(), Plan.draw
-
-    def fails(plan, batch, *args):
-        if batch == 2:
-            raise ConnectionError("gone")
-        return draw(plan, batch, *args)
-
-    monkeypatch.setattr(Plan, "draw", fails)
-    with pytest.raises(ConnectionError, match="gone"):
-        draw_batches(plan, shards, progress=False)
-    assert shards.finished(3) == [0, 1]
-
-
 def test_the_bar_starts_at_the_completions_that_were_finished_before(shards, monkeypatch):
     counted = []
 
@@ -97,13 +67,8 @@ def test_the_models_generation_config_is_reported_and_not_followed(policy):
     ignored = rollouts.metadata["generation_config_not_followed"]
     assert ignored == {"temperature": 0.6, "top_p": 0.95, "top_k": 3, "repetition_penalty": 1.1}
     assert policy.model.generation_config.temperature == 0.6
-    sampler = rollouts.metadata["sampler"]
-    assert (sampler["temperature"], sampler["top_p"], sampler["top_k"], sampler["repetition_penalty"]) == (
-        1.0,
-        1.0,
-        0,
-        1.0,
-    )
+    stated = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
+    assert rollouts.metadata["sampler"].items() >= stated.items()
 
 
 def test_settings_that_agree_with_the_model_are_not_warned_about(policy):
@@ -142,22 +107,3 @@ def test_rewards_are_given_the_decoded_completion(policy):
     for text, tokens in zip(rollouts.frame["completion_text"], rollouts.frame["completion_tokens"], strict=True):
         special = {0, 1, 2, 3}
         assert len(text) == sum(token not in special for token in tokens if token < 41)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"temperature": 0.0}, r"temperature is 0.0: it must be a number in \[0.0001, 10000.0\], or None \(the"),
-        ({"reward": "exakt"}, "reward 'exakt' is not known; .* did you mean 'exact'"),
-    ],
-)
-def test_wrong_settings_are_refused(policy, options, message):
-    with pytest.raises(ValueError, match=message):
-        sample(policy, PROBLEMS, max_new_tokens=4, progress=False, **options)
-
-
-def test_the_prompt_is_what_the_chat_template_gives(policy):
-    rollouts = draw(policy, group_size=1)
-    tokenizer = policy.tokenizer
-    text = tokenizer.decode(rollouts.frame["prompt_tokens"].iloc[0])
-    assert text == "<user>abc def<assistant>"

@@ -90,11 +90,6 @@ def test_a_section_without_a_temperature_draws_at_the_policys(stated):
     assert settings == SamplerSettings(9, temperature=stated or 0.6, top_p=0.9, top_k=7, min_p=0.05)
 
 
-def test_the_ranges_are_those_of_the_section():
-    with pytest.raises(ValueError, match=r"top_p is 0\.0: it must be a number in \(0, 1\]"):
-        SamplerSettings(8, top_p=0.0)
-
-
 def test_departures_are_from_the_policys_own_distribution():
     assert SamplerSettings(8, temperature=0.6).departures(0.6) == []
     assert SamplerSettings(8, top_k=5).departures(0.6) == ["temperature=1.0", "top_k=5"]
@@ -110,14 +105,11 @@ def test_a_setting_that_an_engine_would_pass_over_is_refused(sampler):
     message = rf"novelty is 0\.9, which a {sampler.__name__} does not implement: leave it at 1\.0, or use"
     with pytest.raises(ValueError, match=message):
         Settings(8, novelty=0.9).refuse_unknown_to(object.__new__(sampler))
+    Settings(8, novelty=0.9).refuse_unknown_to(object())  # a user's is given every setting
 
 
 def test_every_setting_of_a_draw_is_one_of_the_policys_own_sampler():
     assert {*TransformersSampler.implements} == {*SamplingSection.fields_that("reshapes")}
-
-
-def test_a_users_sampler_is_given_every_setting():
-    SamplerSettings(8, repetition_penalty=1.2).refuse_unknown_to(object())
 
 
 def test_only_what_changes_the_distribution_is_overridden():
@@ -130,11 +122,9 @@ def test_only_what_changes_the_distribution_is_overridden():
 @pytest.mark.parametrize(
     ("of_tokenizer", "of_config", "expected"),
     [
-        (1, 1, [1]),
         (7, [5, 2], [2, 5, 7]),
         (None, 3, [3]),
         (0, None, [0]),  # token 0 is a token
-        (None, None, []),
     ],
 )
 def test_those_of_the_tokenizer_and_of_the_generation_config(of_tokenizer, of_config, expected):
@@ -147,10 +137,8 @@ def test_those_of_the_tokenizer_and_of_the_generation_config(of_tokenizer, of_co
 
 def test_the_token_that_closes_a_turn_of_the_template_ends_a_completion():
     model, tokenizer = tiny_model("qwen2"), tiny_tokenizer()
-    tokenizer.chat_template = (
-        "{% for m in messages %}<user>{{ m.content }}{% if m.role != 'user' %}<assistant>{% endif %}"
-    )
-    tokenizer.chat_template += "{% endfor %}"
+    turn = "<user>{{ m.content }}{% if m.role != 'user' %}<assistant>{% endif %}"
+    tokenizer.chat_template = f"{{% for m in messages %}}{turn}{{% endfor %}}"
     of_template, of_tokenizer = 3, 1
     for of_model in (None, [of_template, 7]):
         model.generation_config.eos_token_id = of_model

@@ -100,11 +100,6 @@ def test_a_template_without_an_end_is_stopped(monkeypatch, template, sentence):
         policy.encode_prompt("ab")
 
 
-def test_a_template_that_ends_gives_its_tokens():
-    policy = Policy(tiny_model("qwen2"), tiny_tokenizer(), "tiny")
-    assert policy.encode_prompt("abc") == [2, 4, 5, 6, 3]
-
-
 def test_the_length_of_a_prompt():
     template = "{{ name }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
     assert render(template, [{"role": "user", "content": "abc"}], {"name": "xy"}) == 5

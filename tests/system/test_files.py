@@ -10,7 +10,6 @@ import pytest
 from gradstats.system.files import (
     FORMAT,
     atomic_path,
-    changed_sentence,
     digest,
     file_digest,
     read_csv,
@@ -37,13 +36,6 @@ def test_a_file_of_a_later_version_is_refused():
     for version in (FORMAT + 1, b"\xff", None, "two"):
         with pytest.raises(ValueError, match="read it with the version that wrote it, or a newer one"):
             refuse_newer_format("file", version)
-
-
-def test_a_changed_file_is_named_with_the_remedy():
-    assert changed_sentence("a/b") == (
-        "a/b has changed since it was written, its checksum does not match: restore it from a copy, or remove it and "
-        "repeat the command that wrote it"
-    )
 
 
 def test_a_writer_that_fails_leaves_what_was_there(tmp_path):
@@ -102,7 +94,7 @@ def test_a_damaged_json_file_is_refused_by_name(tmp_path):
     write_json(path, {"a": 1.25, "b": [1]})
     text = path.read_text()
     path.write_text(text.replace("1.25", "1.75"))
-    with pytest.raises(ValueError, match=r"data.json has changed since it was written, its checksum does not match"):
+    with pytest.raises(ValueError, match=r"data.json has changed since it was written, its checksum does not match:"):
         read_json(path)
     path.write_text(text.replace('"checksum"', '"chdcksum"'))
     with pytest.raises(ValueError, match="has changed since it was written"):

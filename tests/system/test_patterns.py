@@ -23,9 +23,7 @@ def test_in_a_process_of_its_own_a_pattern_matches_as_here(pattern):
 def test_a_pattern_that_never_ends_is_refused(pattern, monkeypatch):
     monkeypatch.setattr(patterns, "SECONDS", 1.0)
     start = time.monotonic()
-    with pytest.raises(
-        ValueError, match=r"params is '.*', a regular expression that does not end within 1 s: write it"
-    ):
+    with pytest.raises(ValueError, match=r"params is '.*', a regular expression that does not end within 1 s: write"):
         matches(pattern, NAMES, "params")
     assert time.monotonic() - start < 20.0
 

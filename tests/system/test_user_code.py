@@ -101,19 +101,17 @@ def test_other_forms_of_a_name_are_refused(name):
         import_function(name, "the estimator")
 
 
-def test_two_files_of_one_name_are_refused(tmp_path):
+def test_two_files_or_modules_of_one_name_are_refused(tmp_path):
     for name in ("one", "two"):
         module(tmp_path / "empty" / name, "uc_same")
+        module(tmp_path / name, "uc_twice")
     import_function("one/uc_same.py:f", "the reward")
     with pytest.raises(UserCodeError, match="another module 'uc_same' is in use already"):
         import_function("two/uc_same.py:f", "the reward")
-
-
-def test_two_modules_of_one_name_are_not_confused(tmp_path):
-    with code_beside(module(tmp_path / "one", "uc_twice")):
+    with code_beside(tmp_path / "one"):
         import_function("uc_twice:f", "the reward")
     with (
-        code_beside(module(tmp_path / "other", "uc_twice")),
+        code_beside(tmp_path / "two"),
         pytest.raises(UserCodeError, match="another module 'uc_twice' is in use already"),
     ):
         import_function("uc_twice:f", "the reward")

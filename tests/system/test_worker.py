@@ -117,8 +117,6 @@ def test_math_verifys_own_time_limit_is_told_from_a_wrong_answer(monkeypatch):
     assert told("it is 13") == {"value": 0.0}
     monkeypatch.setattr("gradstats.rewards.math_scorer.verify", slow)
     assert told("it is 13") == {"raised": timeout, "message": "a comparison by math-verify took over 5 s"}
-    monkeypatch.setattr("gradstats.rewards.math_scorer.parse", slow)
-    assert told("it is 13") == {"raised": timeout, "message": "a parse by math-verify took over 5 s"}
 
 
 @pytest.mark.slow

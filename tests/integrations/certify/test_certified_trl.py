@@ -11,23 +11,6 @@ from gradstats.integrations.certify.trl import trl_subjects
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-#: Setting and sampler → the label with the same weights.
-EQUAL = {
-    ("grpo, group, token, off", "on-policy"): "recipe:grpo(scale=group_std(eps=1e-4))",
-    ("dapo, none, token, off", "older"): (
-        "recipe:custom(advantage=group_mean, ratio=token_clip, aggregation=token_mean(scope=batch))"
-    ),
-    ("grpo, none, sequence, off", "older"): (
-        "recipe:custom(advantage=group_mean, ratio=sequence_clip(eps_low=0.2, eps_high=0.2), aggregation=sequence_mean)"
-    ),
-    ("dr_grpo, none, token, token_truncate", "older"): (
-        "recipe:custom(advantage=group_mean, correction=truncate_tokens(cap=3), aggregation=constant(max_tokens=3))"
-    ),
-    ("luspo, batch, token, sequence_truncate", "older"): (
-        "recipe:custom(advantage=group_mean, scale=batch_std(eps=1e-4), correction=truncate_completions(cap=3))"
-    ),
-}
-
 
 @pytest.fixture(scope="module")
 def subjects():
@@ -42,14 +25,6 @@ def test_every_setting_is_listed(subjects):
     assert len(subjects) == 9 * 3 * 2 * (2 + 4) + 8 - 3 * 2 * 2
 
 
-@pytest.mark.parametrize("setting", EQUAL)
-def test_weights_are_those_of_the_label(subjects, setting):
-    batches, label = Batches.of(setting[1]), get(EQUAL[setting])
-    numbers = np.arange(3, 400, 80)
-    found = np.stack([subjects[setting].gradient(batches.completions(number)).numpy() for number in numbers])
-    np.testing.assert_allclose(found, label_weights(batches, label, numbers), rtol=1e-6, atol=1e-12)
-
-
 def test_cispo_with_the_default_bound_multiplies_every_ratio_to_at_most_a_fifth(subjects):
     batch = Batches.of("on-policy").completions(150)
     low, high = (
@@ -62,7 +37,7 @@ def test_settings_have_the_weights_of_their_label_in_words_of_trl(subjects):
     """Of one loss or more for each loss type, correction, unit of the advantage, level of ratios and KL term."""
     known = [one for one in subjects.values() if one.expected]
     assert [name for (name, _), one in subjects.items() if not one.expected] == ["grpo, none, sequence, off, ρ·k3"] * 2
-    for subject in known[::5]:
+    for subject in known[::4]:
         batches, numbers = Batches.of(subject.sampler), np.array([57, 260])
         found = np.stack([subject.gradient(batches.completions(number)).numpy() for number in numbers])
         expected = label_weights(batches, get(subject.expected), numbers)

@@ -9,6 +9,8 @@ import torch
 import transformers
 import trl
 
+from gradstats.integrations.trl.contract import Generation, intercept
+
 GROUP_SIZE = 4
 WORDS = ["<pad>", "<end>", "one", "two", "three", "four", "five", "six", "seven", "eight"]
 
@@ -51,6 +53,21 @@ def small_trainer(kind: str, folder: Path, *, model: torch.nn.Module | None = No
         train_dataset=datasets.Dataset.from_dict({"prompt": ["one", "two three", "three", "four", "five six", "six"]}),
         **further,
     )
+
+
+PROMPTS = [{"prompt": prompt} for prompt in ("one", "two three", "six") for _ in range(GROUP_SIZE)]
+
+
+def drawn(trainer) -> tuple[dict[str, torch.Tensor], Generation]:
+    """One batch, the same for all trainers, and the batch as it was before something was replaced."""
+    seen: list[Generation] = []
+    wrapped = trainer._calculate_rewards, trainer._generate_and_score_completions
+    intercept(trainer, seen.append)
+    trainer.model.train()
+    torch.manual_seed(5)
+    output = trainer._generate_and_score_completions(PROMPTS)
+    trainer._calculate_rewards, trainer._generate_and_score_completions = wrapped
+    return output, seen[0]
 
 
 def weights_of(trainer) -> dict[str, torch.Tensor]:

@@ -1,7 +1,5 @@
 """One generated batch: rewards of all processes, completions of one."""
 
-import random
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +17,6 @@ from gradstats.integrations.trl.contract import (
     intercept,
     own_estimator,
     sampler_settings,
-    torch_as_it_was,
 )
 from gradstats.system.environment import installed
 
@@ -44,40 +41,35 @@ def test_another_object_is_refused():
         check_trainer(SimpleNamespace())  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_another_signature_is_refused_with_the_version(trainers, monkeypatch):
-    monkeypatch.setattr(trainers["GRPO"], "_calculate_rewards", lambda inputs, prompts: None, raising=False)
-    with pytest.raises(TypeError, match=rf"takes inputs, prompts and not inputs, .*TRL {trl.__version__} is installed"):
-        check_trainer(trainers["GRPO"])
+def of_accelerator(**plugin):
+    return SimpleNamespace(process_index=0, state=SimpleNamespace(**plugin))
+
+
+#: What differs in a trainer → why it is refused.
+UNSUITED = [
+    (
+        {"_calculate_rewards": lambda inputs, prompts: None},
+        rf"takes inputs, prompts and not inputs, .*TRL {trl.__version__} is",
+    ),
+    ({"_metrics": None}, rf"RLOOTrainer has no _metrics: TRL {trl.__version__}"),
+    ({"accelerator": of_accelerator(deepspeed_plugin=SimpleNamespace(zero_stage=3))}, "under DeepSpeed ZeRO-3 no"),
+    ({"accelerator": of_accelerator(fsdp_plugin=SimpleNamespace())}, "under FSDP no process holds whole parameters"),
+    ({"multi_objective_aggregation": "normalize_then_sum"}, 'train with "sum_then_normalize"'),
+]
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("unchecked")
-def test_a_missing_attribute_is_refused_with_the_version(trainers, monkeypatch):
-    monkeypatch.delattr(trainers["RLOO"], "_metrics")
-    with pytest.raises(TypeError, match=rf"RLOOTrainer has no _metrics: TRL {trl.__version__}"):
-        check_trainer(trainers["RLOO"])
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("state", "message"),
-    [
-        (SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=3)), "under DeepSpeed ZeRO-3 no process"),
-        (SimpleNamespace(fsdp_plugin=SimpleNamespace()), "under FSDP no process holds whole parameters"),
-    ],
-)
-def test_partitioned_parameters_are_refused(trainers, monkeypatch, state, message):
-    monkeypatch.setattr(trainers["GRPO"].accelerator, "state", state)
-    with pytest.raises(ValueError, match=message):
-        check_trainer(trainers["GRPO"])
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_rewards_that_are_normalised_one_by_one_are_refused(trainers, monkeypatch):
-    monkeypatch.setattr(trainers["GRPO"], "multi_objective_aggregation", "normalize_then_sum")
-    with pytest.raises(ValueError, match='train with "sum_then_normalize"'):
-        check_trainer(trainers["GRPO"])
+@pytest.mark.parametrize(("differing", "message"), UNSUITED)
+def test_a_trainer_that_differs_is_refused(trainers, monkeypatch, differing, message):
+    ((name, value),) = differing.items()
+    trainer = trainers["RLOO" if name == "_metrics" else "GRPO"]
+    if value is None:
+        monkeypatch.delattr(trainer, name)
+    else:
+        monkeypatch.setattr(trainer, name, value, raising=False)
+    with pytest.raises((TypeError, ValueError), match=message):
+        check_trainer(trainer)
 
 
 def generation(process_index: int = 0, weights=(1.0,), rewards=None, clip=None, **output) -> Generation:
@@ -114,10 +106,8 @@ def test_padding_is_left_out():
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_group_of_two_processes_keeps_its_number():
-    first = generation(0, rewards=np.arange(6.0)[:, None].tolist())
-    object.__setattr__(first.trainer, "num_generations", 2)
-    second = generation(1)
-    second.trainer.num_generations = 2
+    first, second = generation(0), generation(1)
+    first.trainer.num_generations = second.trainer.num_generations = 2
     assert first.n_groups == second.n_groups == 3
     assert [*first.rollouts().prompt_id, *second.rollouts().prompt_id] == ["0", "0", "1", "1", "2", "2"]
     assert [*first.rollouts().sample_id, *second.rollouts().sample_id] == [0, 1, 0, 1, 0, 1]
@@ -207,27 +197,6 @@ class TestOwnEstimator:
             trainer = Trainer(loss_type=loss_type, gradstats_estimator=SimpleNamespace(estimator=families.get(used)))
             label = own_estimator(trainer)  # pyright: ignore[reportArgumentType]
             assert families.get(label).composition == composition
-
-
-def test_what_a_process_shares_is_restored_also_after_an_exit():
-    threads = torch.get_num_threads()
-    states = [torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()]  # noqa: NPY002
-
-    def end() -> None:
-        torch.manual_seed(0), random.seed(0), np.random.seed(0)  # noqa: NPY002
-        torch.set_grad_enabled(False)
-        torch.set_default_dtype(torch.float64)
-        torch.set_num_threads(threads + 1)
-        sys.exit(1)
-
-    with pytest.raises(SystemExit), torch_as_it_was():
-        end()
-    assert torch.equal(states[0], torch.get_rng_state())
-    assert states[1] == random.getstate()
-    np.testing.assert_array_equal(states[2], np.random.get_state()[1])  # noqa: NPY002
-    assert torch.is_grad_enabled()
-    assert torch.get_num_threads() == threads
-    assert torch.get_default_dtype() == torch.float32
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,8 +1,6 @@
 """The variance monitor: what it logs is what measuring offline gives, and training does not notice it."""
 
 import contextlib
-import random
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -37,20 +35,17 @@ from gradstats.stats.variance.pools import PooledCompletions
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quick_collections")]
 
 
-def test_modes_and_random_numbers_are_restored(tmp_path):
+def test_the_model_is_in_evaluation_and_its_modes_are_restored(tmp_path):
     trainer = small_trainer("GRPO", tmp_path, temperature=0.7)
     trainer.model.train()
     trainer.model.model.layers[0].eval()  # frozen by the user
-    modes = [module.training for module in trainer.model.modules()]
-    states = [torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()]  # noqa: NPY002
+    modes, state = [module.training for module in trainer.model.modules()], torch.get_rng_state()
     with live_policy(trainer) as policy:
-        torch.rand(3), random.random(), np.random.rand()  # noqa: NPY002
+        torch.rand(3)
         assert not any(module.training for module in policy.model.modules())
         assert (policy.temperature, policy.revision) == (0.7, "step-000000")
     assert [module.training for module in trainer.model.modules()] == modes
-    assert torch.equal(states[0], torch.get_rng_state())
-    assert states[1] == random.getstate()
-    np.testing.assert_array_equal(states[2], np.random.get_state()[1])  # noqa: NPY002
+    assert torch.equal(state, torch.get_rng_state())
 
 
 def test_autocast_is_stepped_around_and_put_back_after_an_error(tmp_path):
@@ -64,10 +59,6 @@ def test_autocast_is_stepped_around_and_put_back_after_an_error(tmp_path):
         assert torch.equal(policy.model(ids).logits, exact)
         raise KeyError
     assert vars(model)["forward"] is wrapped
-
-
-def test_step_names_are_in_order():
-    assert [step_name(0), step_name(50), step_name(123456)] == ["step-000000", "step-000050", "step-123456"]
 
 
 LABELS = ["rloo", "group_mean", "length_weighted(alpha=0.8, loo=True)", "norm_weighted(loo=True)"]
@@ -94,19 +85,17 @@ class TestWeights:
         ("kind", "settings"),
         [
             ("GRPO", {"gradient_accumulation_steps": 2, "num_iterations": 2}),
-            pytest.param("RLOO", {}, marks=pytest.mark.slow),
-            pytest.param("GRPO", {"gradient_checkpointing": True, "temperature": 0.7}, marks=pytest.mark.slow),
+            pytest.param("RLOO", {"gradient_checkpointing": True, "temperature": 0.7}, marks=pytest.mark.slow),
             ("GRPO", {"gradient_checkpointing": False, "bf16": True, "loss_type": "grpo"}),
         ],
-        ids=["accumulating", "rloo", "checkpointing", "autocast"],
+        ids=["accumulating", "checkpointing", "autocast"],
     )
     def test_are_the_same_bits(self, tmp_path, kind, settings):
         with_dropout = {"gradient_checkpointing": False} | settings
         plain = trained(small_trainer(kind, tmp_path / "plain", model=small_model(0.2), **with_dropout))
         trainer, monitor = watched(kind, tmp_path, model=small_model(0.2), **with_dropout)
         assert_same_bits(plain, trained(trainer))
-        assert monitor.n_measured >= 1
-        assert monitor.n_skipped == 0
+        assert (monitor.n_measured >= 1, monitor.n_skipped) == (True, 0)
 
     def test_are_the_same_bits_with_an_adapter(self, tmp_path):
         config = peft.LoraConfig(r=2, lora_dropout=0.3, target_modules=["q_proj", "v_proj"])
@@ -134,11 +123,10 @@ class TestLoggedValues:
         measured = gs.measure(policy, rollouts, progress=False)
         table = gs.compare(measured, LABELS).to_frame().set_index("estimator")
         row = logged(trainer)[0]
-        for label in LABELS:
-            for name in ("ratio", "ratio_low", "matched_ratio", "matched_ratio_high", "kept_share"):
-                expected = table.loc[label, name]
-                if np.isfinite(expected):
-                    assert row[f"{plain_label(label)}/{name}"] == pytest.approx(expected, rel=1e-4), (label, name)
+        logged_of = ["ratio", "ratio_low", "matched_ratio", "matched_ratio_high", "kept_share"]
+        for (label, name), expected in table.loc[LABELS, logged_of].stack().items():
+            if np.isfinite(expected):
+                assert row[f"{plain_label(label)}/{name}"] == pytest.approx(expected, rel=1e-4), (label, name)
         assert row["trace_cov"] == pytest.approx(table.loc["rloo", "trace_cov"], rel=1e-4)
         fit = gs.alpha_report(measured)
         assert row["alpha"] == pytest.approx(fit.fit.alpha, rel=1e-3)
@@ -193,10 +181,7 @@ class TestLoggedValues:
         ("kind", "settings", "used", "label"),
         [
             ("GRPO", {}, None, "grpo"),
-            ("GRPO", {"loss_type": "grpo"}, None, "recipe:grpo(ratio=none)"),
-            ("RLOO", {}, None, "rloo"),
             ("RLOO", {}, "norm_weighted(loo=True)", "norm_weighted(loo=True)"),
-            ("GRPO", {}, "token_mean(loo=True)", "token_mean(loo=True)"),
             ("GRPO", {"loss_type": "sapo"}, "rloo", "recipe:custom(advantage=rloo, aggregation=sequence_mean)"),
             ("GRPO", {}, "otb", "rloo"),  # single tokens are not compared: the reference
         ],
@@ -232,12 +217,12 @@ class TestLoggedValues:
             monitor.on_train_begin(trainer.args, trainer.state, trainer.control)
         assert rows["found"] == rows["attached"]
         # Alignment and ends are not always resolved.
-        assert 10 <= len({key for row in rows["found"] for key in row}) <= 12
-        assert not [key for row in rows["found"] for key in row if set(key) & set(",() =")]
-        ratios = {key for row in rows["found"] for key in row if "ratio" in key}
-        labels = ("group_mean", "length_weighted-alpha-0.8-loo")  # neither the reference nor the trainer's own
-        assert {f"{label}/ratio" for label in labels} <= ratios
-        assert ratios <= {f"{label}/ratio{end}" for label in labels for end in ("", "_low", "_high")}
+        keys = {key for row in rows["found"] for key in row}
+        assert 10 <= len(keys) <= 12
+        # Of neither the reference nor the trainer's own.
+        assert {key.partition("/ratio")[0] for key in keys if "/" in key} == {
+            "group_mean", "length_weighted-alpha-0.8-loo",
+        }  # fmt: skip
         assert "alpha" in rows["found"][0]
         assert set(rows["found"][1]) == {"silent_tokens", "head_noise_proxy"}  # not measured
 
@@ -262,32 +247,17 @@ class TestLoggedValues:
         assert steps[1].about["asked"]["others"] == pytest.approx(norms[:1])
 
     def test_of_a_callback_without_its_trainer(self):
-        with pytest.raises(
-            ValueError, match=r"cannot be found from its callbacks: call VarianceMonitor.*attach\(trainer"
-        ):
+        with pytest.raises(ValueError, match=r"found from its callbacks: call VarianceMonitor.*attach\(trainer"):
             VarianceMonitor().on_train_begin(None, object(), None)
-
-    def test_hold_numbers_only(self, tmp_path):
-        """Lengths that are all equal leave α out, and α only."""
-        trainer, _ = watched("GRPO", tmp_path, max_completion_length=1, max_steps=1, gradient_checkpointing=False)
-        trainer.train()
-        row = logged(trainer)[0]
-        assert not [name for name in row if name.startswith("alpha")]
-        assert row["group_mean/ratio"] > 0
-        assert all(np.isfinite(value) for value in row.values())
 
     def test_appear_so_often(self, tmp_path):
         monitor = VarianceMonitor(["rloo"], every=2, n_prompts=2)
         trainer, _ = watched("GRPO", tmp_path, monitor=monitor, max_steps=5, gradient_checkpointing=False)
         trainer.train()
-        assert monitor.n_measured == 3
         assert ["rloo/ratio" in row for row in logged(trainer)] == [True, False] * 2 + [True]
         assert all(row["silent_tokens"] == 0.0 for row in logged(trainer))
-        rollouts = gs.read_rollouts(monitor.folder / step_name(2) / "rollouts")
-        assert len(rollouts) == 2 * GROUP_SIZE
-        assert sorted(path.name for path in (tmp_path / "gradstats").glob("step-*")) == [
-            "step-000000", "step-000002", "step-000004",
-        ]  # fmt: skip
+        assert len(gs.read_rollouts(monitor.folder / step_name(2) / "rollouts")) == 2 * GROUP_SIZE
+        assert sorted(path.name for path in (tmp_path / "gradstats").glob("step-*")) == list(map(step_name, (0, 2, 4)))
 
 
 #: Estimators that end the process, raise, or set what training depends on; of which the last gives an advantage.
@@ -299,6 +269,7 @@ import torch
 random.seed(0), np.random.seed(0), torch.manual_seed(0)  # when it is imported
 
 def ends(batch):
+    seeds(batch)
     sys.exit(3)
 
 def raises(batch):
@@ -308,6 +279,7 @@ def seeds(batch):
     random.seed(0), np.random.seed(0), torch.manual_seed(0)
     torch.set_grad_enabled(False)
     torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(torch.get_num_threads() + 1)
     return batch.rewards
 """
 
@@ -322,12 +294,13 @@ def hostile(tmp_path_factory) -> Path:
 class TestTheModelIsAsItWas:
     @pytest.mark.parametrize(("name", "skipped"), [("ends", 2), ("raises", 2), ("seeds", 0)])
     def test_whatever_an_estimator_of_the_user_does(self, tmp_path, hostile, plain, name, skipped):
-        monitor = VarianceMonitor(["rloo", f"{hostile}:{name}"], every=1)
+        monitor, threads = VarianceMonitor(["rloo", f"{hostile}:{name}"], every=1), torch.get_num_threads()
         settings = {"model": small_model(0.2), "gradient_checkpointing": False}
         trainer, _ = watched("GRPO", tmp_path, monitor=monitor, **settings)
         assert_same_bits(plain, trained(trainer))
         assert (monitor.n_measured, monitor.n_skipped) == (2 - skipped, skipped)
-        assert torch.get_default_dtype() == torch.float32
+        assert (torch.get_default_dtype(), torch.get_num_threads()) == (torch.float32, threads)
+        assert torch.is_grad_enabled()
 
     def test_whatever_an_estimator_in_use_does(self, tmp_path, hostile, plain):
         """Its advantages train, and nothing else of it: one that ends the process leaves the trainer's own."""
@@ -355,13 +328,6 @@ class TestTheModelIsAsItWas:
         assert row == {"silent_groups": 0.0, "silent_tokens": 0.0, "skipped": 1.0, "left_out": 0.0}
         plain = small_trainer("GRPO", tmp_path / "plain", max_steps=1, bf16=True, gradient_checkpointing=False)
         assert_same_bits(trained(plain), weights_of(trainer))
-
-    def test_also_where_warnings_are_errors(self, tmp_path, monkeypatch):
-        trainer, monitor = watched("GRPO", tmp_path, max_steps=1, rewards=lambda completions, **_: [None] * 12)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", RuntimeWarning)
-            trainer.train()
-        assert monitor.n_skipped == 1
 
 
 class TestBadInput:
@@ -421,19 +387,6 @@ class TestBadInput:
             table.loc["norm_weighted(loo=True)", "ratio"], rel=1e-3
         )
 
-    def test_a_batch_of_which_nothing_counts(self, tmp_path):
-        trainer = small_trainer("GRPO", tmp_path, max_steps=1)
-        generate = trainer._generate_and_score_completions
-
-        def emptied(inputs):
-            return (output := generate(inputs)) | {"completion_mask": torch.zeros_like(output["completion_mask"])}
-
-        trainer._generate_and_score_completions = emptied
-        monitor = VarianceMonitor(["rloo"], every=1).attach(trainer)
-        with pytest.warns(RuntimeWarning, match="no completion has a token that counts"):
-            trainer.train()
-        assert monitor.n_skipped == 1
-
     def test_a_second_monitor(self, tmp_path):
         trainer, monitor = watched("GRPO", tmp_path)
         with pytest.raises(ValueError, match="has a variance monitor already"):
@@ -442,12 +395,13 @@ class TestBadInput:
             monitor.attach(small_trainer("GRPO", tmp_path))
 
     def test_settings(self):
-        with pytest.raises(ValueError, match="every is 0"):
-            VarianceMonitor(every=0)
-        with pytest.raises(ValueError, match="n_prompts is 1"):
-            VarianceMonitor(n_prompts=1)
-        with pytest.raises(KeyError, match="rlo"):
-            VarianceMonitor(["rlo"])
+        for wrong, said in (
+            ({"every": 0}, "every is 0"),
+            ({"n_prompts": 1}, "n_prompts is 1"),
+            ({"estimators": ["rlo"]}, "rlo"),
+        ):
+            with pytest.raises((KeyError, ValueError), match=said):
+                VarianceMonitor(**wrong)
 
     def test_a_folder_that_holds_something_else(self, tmp_path):
         (tmp_path / "watch" / "step-000000").mkdir(parents=True)
