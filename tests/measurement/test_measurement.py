@@ -190,6 +190,7 @@ def test_sketches_without_a_version_are_those_of_version_1(sketch_dim, version, 
     ("change", "message"),
     [
         ({"metadata": {"sketch_dim": 16}}, r"sketch_dim \(16, 8\)"),
+        ({"metadata": {"sketch_dim": 8, "metric": ADAM}}, r"metric \(adam\(eps=.*moments=1a2b\), euclidean\)"),
         ({"token_projections": None}, "token_projections"),
         ({"sketches_by_block": None}, "sketches by block"),
         ({"weighted": {}}, "the names of their token_weights"),
