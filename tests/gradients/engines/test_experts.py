@@ -20,7 +20,7 @@ from gradstats.gradients.parameters import ParameterSelection
 from gradstats.gradients.sketches import CountSketch
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_mixture_is_run_again(monkeypatch):
     """Routers and experts are not left to the rule for modules of any kind."""
     record = Recomputation.record
@@ -32,7 +32,6 @@ def no_mixture_is_run_again(monkeypatch):
     monkeypatch.setattr(Recomputation, "record", of_others)
 
 
-@pytest.mark.usefixtures("no_mixture_is_run_again")
 @pytest.mark.parametrize("experts", ["eager", "batched_mm"])
 @pytest.mark.parametrize("architecture", KINDS_OF_EXPERTS)
 def test_mixtures_of_experts_equal_autograd(architecture, experts):
@@ -42,7 +41,6 @@ def test_mixtures_of_experts_equal_autograd(architecture, experts):
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-@pytest.mark.usefixtures("no_mixture_is_run_again")
 @pytest.mark.parametrize("architecture", KINDS_OF_EXPERTS)
 def test_the_grouped_implementation_which_has_no_float64(architecture):
     model, rollouts = small_model(architecture, experts="eager"), ragged_rollouts(4)
@@ -53,7 +51,6 @@ def test_the_grouped_implementation_which_has_no_float64(architecture):
         np.testing.assert_allclose(values, exact[name], rtol=2e-3, atol=1e-7, err_msg=name)
 
 
-@pytest.mark.usefixtures("no_mixture_is_run_again")
 def test_auto_takes_ghost_for_a_mixture_and_weightings_share_the_forward_pass(rollouts):
     model = small_model("qwen3_moe", experts="eager")
     weightings = random_weightings(rollouts)
@@ -67,14 +64,12 @@ def test_auto_takes_ghost_for_a_mixture_and_weightings_share_the_forward_pass(ro
         np.testing.assert_allclose(found.weighted[name].sketches, loop.weighted[name].sketches, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.usefixtures("no_mixture_is_run_again")
 def test_experts_that_two_layers_share_are_one_gradient():
     model = small_model("gpt_oss", experts="eager")
     model.model.layers[1].mlp = model.model.layers[0].mlp
     assert_exact(model, ragged_rollouts(4))
 
 
-@pytest.mark.usefixtures("no_mixture_is_run_again")
 @pytest.mark.parametrize("params", [r"down_proj$", r"gate_up_proj_bias", r"router"])
 def test_some_parameters_alone(params):
     model, rollouts = small_model("gpt_oss", experts="eager"), ragged_rollouts(4)
@@ -87,7 +82,6 @@ def test_some_parameters_alone(params):
         np.testing.assert_allclose(values, expected[name], rtol=1e-5, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.usefixtures("no_mixture_is_run_again")
 def test_an_index_beyond_the_last_expert_stands_for_none():
     model, rollouts = small_model("qwen3_moe", experts="eager"), ragged_rollouts(4)
     router = model.model.layers[0].mlp.gate
@@ -100,7 +94,6 @@ def test_an_index_beyond_the_last_expert_stands_for_none():
     assert_exact(model, rollouts)
 
 
-@pytest.mark.usefixtures("no_mixture_is_run_again")
 def test_experts_that_cannot_be_computed_here_are_left_to_the_general_rule():
     experts = small_model("qwen3_moe").model.layers[0].mlp.experts
     assert ExpertsLayer.handles(experts)
@@ -118,7 +111,6 @@ def test_experts_that_cannot_be_computed_here_are_left_to_the_general_rule():
         assert ExpertsLayer.handles(experts)
 
 
-@pytest.mark.usefixtures("no_mixture_is_run_again")
 def test_a_block_that_limits_the_tokens_of_an_expert_is_refused(rollouts):
     """The first tokens of the batch take an expert's places, so that later sequences get another output alone."""
     model = small_model("qwen3_moe", experts="eager")
@@ -138,7 +130,6 @@ def test_a_block_that_limits_the_tokens_of_an_expert_is_refused(rollouts):
         gradients.measure(model, rollouts, engine="ghost", progress=False)
 
 
-@pytest.mark.usefixtures("no_mixture_is_run_again")
 def test_a_measurement_records_what_computed_the_experts(rollouts):
     model = small_model("qwen3_moe", experts="eager")
     found = {
@@ -151,7 +142,6 @@ def test_a_measurement_records_what_computed_the_experts(rollouts):
     assert dense.metadata["experts_implementation"] is None
 
 
-@pytest.mark.usefixtures("no_mixture_is_run_again")
 def test_tokens_that_cannot_be_assigned_to_sequences_are_refused(rollouts):
     model = small_model("qwen3_moe", experts="eager")
     block = model.model.layers[0].mlp
