@@ -55,17 +55,14 @@ def test_rounding_counts_as_no_ratio_and_another_policy_does_not():
     assert chi_squared(on_policy) == 0.0
 
 
-def test_a_ratio_that_overflows_is_one_sentence():
+def test_a_ratio_that_overflows_and_one_without_its_policy_are_one_sentence():
+    far = batch_with([[0.0, 0.0], [801.0, 0.0]])
     with pytest.raises(ValueError, match=r"π/π_old of completion 1 is e\^801, which overflows: old_logprobs must be"):
-        exponential(sequence_log_ratios(batch_with([[0.0, 0.0], [801.0, 0.0]])))
-    assert chi_squared(batch_with([[0.0, 0.0], [801.0, 0.0]])) == np.inf
+        exponential(sequence_log_ratios(far))
+    assert chi_squared(far) == np.inf
     assert_allclose(exponential(np.array([[0.0, -1e9]])), [[1.0, 0.0]])
-
-
-def test_the_scored_log_probabilities_are_needed():
-    batch = Batch([1], [1], ["a"], old_logprobs=[[-1.0]])
     with pytest.raises(ValueError, match="my estimator needs logprobs"):
-        log_ratios(batch, "my estimator")
+        log_ratios(far.with_fields(logprobs=None), "my estimator")
 
 
 RNG = np.random.default_rng(0)
