@@ -43,8 +43,10 @@ def test_norms_and_token_quantities(architecture, masked):
         for name, value in plain.items():
             assert (value, twice[name]) == pytest.approx((expected[name][row], 4 * value), rel=1e-9)
         prompt, drawn = (list(rollouts.frame[name][row]) for name in ("prompt_tokens", "completion_tokens"))
-        logits = model(torch.tensor([[*prompt, *drawn]])).logits[0, len(prompt) - 1 : -1] / 0.7
-        pi = torch.softmax(logits, dim=-1).detach().numpy()
+        out, span = model(torch.tensor([[*prompt, *drawn]]), output_hidden_states=True), slice(len(prompt) - 1, -1)
+        pi = torch.softmax(out.logits[0, span] / 0.7, dim=-1).detach().numpy()
+        sizes = out.hidden_states[-1][0, span].square().sum(dim=-1).detach()
+        np.testing.assert_allclose(found.tokens["hidden_sq_norms"], sizes, rtol=1e-9)
         np.testing.assert_allclose(found.tokens["logprobs"], np.log(pi[np.arange(len(pi)), drawn]), rtol=1e-9)
         np.testing.assert_allclose(found.tokens["entropy"], -(pi * np.log(pi)).sum(axis=1), rtol=1e-9)
         np.testing.assert_allclose(found.tokens["sum_pi_squared"], (pi**2).sum(axis=1), rtol=1e-9)
