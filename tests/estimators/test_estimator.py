@@ -18,7 +18,6 @@ from gradstats.estimators.estimator import (
     Estimator,
     Weighting,
     bind_parameters,
-    suggest,
     unit_of,
 )
 from gradstats.estimators.recipes.components import COMPONENTS, get_component
@@ -92,18 +91,6 @@ def test_values_are_bound_by_position_and_by_name_and_defaults_filled_in():
     assert [type(value) for value in bound.values()] == [float, int, bool]
     found = bind_parameters("double", double, (np.float64(0.5), 3), {}, skip=1)
     assert [type(value) for value in found.values()] == [float, int, bool]
-
-
-@pytest.mark.parametrize(
-    ("name", "known", "hint"),
-    [
-        ("lo", ["loo", "tau"], "did you mean 'loo'?"),
-        ("xyz", ["tau", "loo"], "known are loo, tau"),
-        ("gpro", ["gspo", "grpo", "ppo"], "did you mean 'grpo'?"),  # letters that changed places
-    ],
-)
-def test_the_nearest_name_or_all_of_them(name, known, hint):
-    assert suggest(name, known) == hint
 
 
 def test_every_parameter_of_a_built_in_has_a_range():

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import ragged_rollouts, tiny_model
-from gradient_models import assert_same, random_weightings
 from measured_by_hand import assert_identical, measured_by_hand
 
 import gradstats.gradients as gradients
@@ -130,6 +129,7 @@ def test_selected_rows_joined_again_are_the_whole(tmp_path):
     halves = [measured.select([0, 1]), measured.select(slice(2, None))]
     for number, half in enumerate(halves):
         half.save(tmp_path / f"shard-{number}")
+    (tmp_path / ".shard-3.77.partial").mkdir()
     for whole in (Measurement.concatenate(halves), read_measurement(tmp_path)):
         assert whole.metadata.pop("not_finite") == []
         assert_identical(whole, measured)
@@ -186,6 +186,7 @@ def test_measurements_that_lack_something_or_of_other_settings_are_not_joined(ch
 @pytest.mark.parametrize("tokens", [True, False])
 def test_what_is_saved_is_read(tmp_path, tokens):
     measured = measured_by_hand(tokens=tokens)
+    measured = replace(measured, ref_logprobs=[2 * row for row in measured.logprobs])
     measured.save(tmp_path / "m")
     assert_identical(read_measurement(tmp_path / "m"), measured)
     files = {"measurement.json", "rollouts.parquet", "tensors.safetensors"}
@@ -232,24 +233,6 @@ def test_token_scores_read_back(tmp_path, dtype):
         measured.token_projections[1][0] = 1e5
         with pytest.raises(ValueError, match=r"token_projections reach 1e\+05, too large for float16"):
             measured.save(tmp_path / "other", token_dtype=dtype)
-
-
-def test_a_measurement_and_a_folder_of_its_shards_read_back_as_it_was(tmp_path):
-    rollouts, settings = ragged_rollouts(6, masked=True), {"sketch_dim": 32}
-    weightings, reference = random_weightings(rollouts), tiny_model("llama")
-    whole = measure("qwen2", rollouts, **settings, token_weights=weightings, reference_policy=reference)
-    whole.save(tmp_path / "whole")
-    read = read_measurement(tmp_path / "whole")
-    assert_same(read, whole)
-    assert read.metadata == whole.metadata
-    session = gradients.MeasuringSession.open(
-        tiny_model("qwen2"), rollouts, MeasurementSection(**settings), reference_policy=reference
-    )
-    for number, rows in enumerate(([0, 1], [2, 3, 4], [5])):
-        some = {name: [weights[row] for row in rows] for name, weights in weightings.items()}
-        session.measure(rollouts.select(rows), token_weights=some).save(tmp_path / "shards" / f"shard-{number}")
-    (tmp_path / "shards" / ".shard-3.77.partial").mkdir()
-    assert_same(read_measurement(tmp_path / "shards"), whole)
 
 
 def test_a_full_disk_leaves_nothing_half_written(tmp_path):

@@ -243,14 +243,6 @@ def test_batch_moments_of_a_local_estimator_are_a_share_of_one_groups(two_prompt
     assert three.trace_cov == pytest.approx(one.trace_cov / 3)
 
 
-@pytest.mark.parametrize("b", [-0.5, 0.0, 0.3, 2.0])
-def test_cost_of_any_constant(policy: EnumeratedPolicy, b: float):
-    best = policy.optimal_constant
-    least = policy.weighted_moments(policy.rewards - best).trace_cov
-    cost = policy.weighted_moments(policy.rewards - b).trace_cov
-    assert cost == pytest.approx(least + (b - best) ** 2 * policy.expected_sq_norm, rel=1e-12)
-
-
 def test_causal_optimum_beats_every_baseline_of_t_alone(policy: EnumeratedPolicy):
     energy = policy.probabilities @ policy.token_energy
     cross = (policy.probabilities * policy.rewards) @ policy.token_cross
@@ -302,13 +294,18 @@ def test_the_ranking_that_rloo_as_the_truth_turns_round(turned: EnumeratedPolicy
         assert judged < 0.75
 
 
+@pytest.mark.parametrize("off_policy", [False, True])
 @pytest.mark.parametrize("step", [-1.0, -1e-3, 1e-3, 1.0])
-def test_the_best_constant_weights_by_squared_ratios(turned: EnumeratedPolicy, step: float):
+def test_the_best_constant_weights_by_squared_ratios(policy, turned, off_policy: bool, step: float):
+    drawn = turned if off_policy else policy
+
     def second_moment(constant: float) -> float:
-        moments = turned.weighted_moments(turned.ratios * (turned.rewards - constant))
+        moments = drawn.weighted_moments(drawn.ratios * (drawn.rewards - constant))
         return moments.trace_cov + moments.signal_sq
 
-    assert second_moment(turned.optimal_constant) < second_moment(turned.optimal_constant + step)
+    cost = second_moment(drawn.optimal_constant + step) - second_moment(drawn.optimal_constant)
+    expected = step**2 * (drawn.sampling_probabilities @ (drawn.ratios**2 * drawn.sq_norms))
+    assert cost == pytest.approx(expected, rel=1e-6)
 
 
 def test_scale_does_not_matter_once_matched(turned: EnumeratedPolicy):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import gradient_models
 import numpy as np
 import pytest
 import torch
@@ -16,35 +19,15 @@ from gradstats.gradients.objective import make_chunk
 from gradstats.gradients.parameters import select_parameters
 from gradstats.policy.policy import Policy
 
+assert_exact = partial(gradient_models.assert_exact, rtol=1e-9, sketch_dims=(None, 256))
 # peft asks transformers for an attribute that is about to be renamed.
 PEFT_WARNINGS = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-
-
-def assert_exact(model, rollouts, temperature=1.0, **options):
-    """Norms of every parameter, in Gram or product form, and sketches."""
-    policy = Policy(model, temperature=temperature)
-    loop = gradients.measure(
-        policy, rollouts, engine="loop", sketch_dim=256, blocks="parameter", progress=False, **options
-    )
-    expected = oracle(model, rollouts, temperature)
-    for sketch_dim in (None, 256):
-        measured = gradients.measure(
-            policy, rollouts, engine="ghost", sketch_dim=sketch_dim, blocks="parameter", progress=False, **options
-        )
-        for name, values in measured.sq_norms_by_block.items():
-            np.testing.assert_allclose(values, expected[name], rtol=1e-9, atol=1e-18, err_msg=name)
-        if sketch_dim is not None:
-            np.testing.assert_allclose(measured.sketches, loop.sketches, rtol=1e-9, atol=1e-11)
-    for name in ("logprobs", "entropy", "sum_pi_squared", "hidden_sq_norms"):
-        for values, of_loop in zip(getattr(measured, name), getattr(loop, name), strict=True):
-            np.testing.assert_allclose(values, of_loop, rtol=1e-9)
-    return measured
 
 
 @pytest.mark.parametrize(("architecture", "tied"), ARCHITECTURES)
 def test_ghost_equals_autograd_for_every_parameter(architecture, tied):
     model = any_model(architecture, tied)
-    measured = assert_exact(model, ragged_rollouts(6, masked=True), temperature=0.7)
+    measured, _ = assert_exact(model, ragged_rollouts(6, masked=True), temperature=0.7)
     assert set(measured.sq_norms_by_block) == {name for name, _ in model.named_parameters()}
 
 
@@ -64,7 +47,7 @@ def test_subsets_of_parameters(architecture, params):
 def test_a_module_used_twice():
     model = any_model("qwen3", tied=True)
     model.model.layers[1] = model.model.layers[0]
-    measured = assert_exact(model, ragged_rollouts(5))
+    measured, _ = assert_exact(model, ragged_rollouts(5))
     assert not any("layers.1" in name for name in measured.sq_norms_by_block)
 
 
@@ -82,7 +65,7 @@ def test_adapters_of_peft(architecture):
     pytest.importorskip("peft")
     targets = {"qwen2": ["q_proj", "down_proj"], "gpt2": ["c_attn"]}[architecture]
     model = lora_model(architecture, target_modules=targets, fan_in_fan_out=architecture == "gpt2")
-    measured = assert_exact(model, ragged_rollouts(5, masked=True))
+    measured, _ = assert_exact(model, ragged_rollouts(5, masked=True))
     assert measured.metadata["n_parameters"] == sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert all("lora_" in name for name in measured.sq_norms_by_block)
 

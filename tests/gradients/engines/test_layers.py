@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn import functional
 
 import gradstats.gradients as gradients
-from gradstats.gradients.engines import layers as layer_reduction
 from gradstats.gradients.engines.layers import (
     KINDS,
     BroadcastLayer,
@@ -152,27 +151,6 @@ def test_what_a_call_without_influence_leaves_out_is_reduced_at_the_end():
     assert reduction.result()[0].max() == 0
     layers.finish()
     assert_reduced(reduction, torch.einsum("btr,btc->brc", gradients, inputs), "w", selection, None)
-
-
-def test_layers_with_the_same_input_share_its_gram_matrix(monkeypatch):
-    inputs, computed = random(BATCH, 4, 512), []
-    strips = layer_reduction.gram_strips
-    monkeypatch.setattr(
-        layer_reduction, "gram_strips", lambda values, dtype: computed.append(values) or strips(values, dtype)
-    )
-    names = ("q", "k", "v")
-    selection = ParameterSelection({name: torch.zeros(512, 512) for name in names}, names, {"q": 0, "k": 1, "v": 2})
-    reduction, uses = Reduction(selection, None, BATCH, torch.float64, torch.device("cpu")), CallCounts()
-    for name in names:
-        uses.count(LinearLayer(name, torch.nn.Linear(512, 512, bias=False), {"weight": name}), inputs)
-    layers = LayerReduction(reduction, uses)
-    gradients = {name: random(BATCH, 4, 512, seed=number) for number, name in enumerate(names, start=1)}
-    for name in names:
-        layers.add(name, OuterProducts(inputs, gradients[name]))
-    dense = {name: torch.einsum("btr,btc->brc", values, inputs) for name, values in gradients.items()}
-    np.testing.assert_allclose(reduction.result()[0], reduce_gradients(dense, selection, None)[0], rtol=1e-12)
-    assert sum(values is inputs or torch.equal(values, inputs) for values in computed) == 1
-    assert len(computed) == 4
 
 
 class ScaledEmbedding(nn.Embedding):
