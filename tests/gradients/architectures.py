@@ -1,7 +1,5 @@
 """Small models of every architecture of transformers that is measured."""
 
-from __future__ import annotations
-
 import torch
 from conftest import VOCABULARY
 from gradient_models import randomised

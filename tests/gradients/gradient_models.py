@@ -1,7 +1,5 @@
 """Tiny models with the layer kinds that the shared fixtures lack."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

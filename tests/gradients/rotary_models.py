@@ -1,7 +1,5 @@
 """Tiny models whose rotary factors depend on the length, and rollouts on either side of where they change."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from architectures import SMALL

@@ -3,8 +3,6 @@
 It ends with exit code 0 if the measurement equals that of the whole model, or fails as it should.
 """
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Mixed precision around a model is switched off, or refused in one sentence."""
 
-from __future__ import annotations
-
 import copy
 import re
 from functools import partial

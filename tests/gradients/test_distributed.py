@@ -1,7 +1,5 @@
 """Models that are sharded over ranks are measured exactly: the self-check gathers gradients from all of them."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """The output embedding in slices: equal to autograd through whole logits, for every way in which logits are made."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

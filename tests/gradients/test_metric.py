@@ -1,7 +1,5 @@
 """The metric of Adam: against autograd on every engine, and what is refused."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Log-probabilities, their gradients, and the statistics of the forward pass."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

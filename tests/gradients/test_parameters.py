@@ -1,7 +1,5 @@
 """Parameters are found by name: models that replace their parameters are measured exactly, or refused."""
 
-from __future__ import annotations
-
 import contextlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Layers that run again in the backward pass: the same numbers, and which layers and chunks they are."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """A measuring session: one call, shard after shard, and what memory allows."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The CountSketch: unbiased inner products, the stated variance, and the same vector with every engine."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Finding a policy's files: missing folders, pickled weights, other tokenizers, adapters."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings

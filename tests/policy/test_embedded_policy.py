@@ -1,7 +1,5 @@
 """The shipped policy: it loads with plain transformers, does what its model card says, and lies near a real model."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Loading a policy, what it states about itself, and a model that is divided among ranks."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

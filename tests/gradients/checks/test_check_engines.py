@@ -1,7 +1,5 @@
 """The full check of a model's engines, and the command that prints it."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import nullcontext
 

@@ -1,7 +1,5 @@
 """The self-check refuses an engine with any of these faults; without a fault it passes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

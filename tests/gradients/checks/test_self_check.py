@@ -1,7 +1,5 @@
 """The self-check against a plain pass."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -1,7 +1,5 @@
 """Every engine gives the same numbers, and which one auto takes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

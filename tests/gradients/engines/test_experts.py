@@ -1,7 +1,5 @@
 """Mixtures of experts in the ghost engine: every architecture and implementation against autograd."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The ghost engine against plain autograd: architectures, layers, subsets, repeated modules, unsupported modules."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import gradient_models

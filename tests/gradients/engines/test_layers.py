@@ -1,7 +1,5 @@
 """Terms of single layers reduced during a backward pass, against dense gradients."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Modules of no known kind in the ghost engine: state-space layers, parameters read directly."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Per-sequence gradients reduced to squared norms by parameter and to sketches, against NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Projections of token scores on random directions against one autograd pass per token, in float64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

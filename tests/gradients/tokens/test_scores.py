@@ -1,7 +1,5 @@
 """Exact scores of the heaviest tokens against one autograd pass per token, in float64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
