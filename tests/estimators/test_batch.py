@@ -179,20 +179,21 @@ def measured(*, columns=None, **fields) -> SimpleNamespace:
 
 
 def test_from_measurement_pads_what_was_measured():
+    logprobs = [np.array([-1.0, -9.0, -2.0]), np.array([-3.0])]
     known = measured(
-        columns={"token_rewards": [[0.0, 0.0, 1.0], [2.0]]},
-        sq_norms=np.array([1.0, 2.0]),
-        logprobs=[np.array([-1.0, -9.0, -2.0]), np.array([-3.0])],
-        old_logprobs=None,
+        columns={"token_rewards": [[0.0, 0.0, 1.0], [2.0]]}, sq_norms=np.array([1.0, 2.0]), logprobs=logprobs
     )
     batch = Batch.from_measurement(known, greedy_rewards=[0.0, 1.0])
-    assert_array_equal(batch.mask, [[1, 0, 1], [1, 0, 0]])
-    assert_array_equal(batch.lengths, [2, 1])
-    assert_array_equal(batch.logprobs, [[-1, 0, -2], [-3, 0, 0]])
-    assert_array_equal(batch.token_rewards, [[0, 0, 1], [2, 0, 0]])
-    assert_array_equal(batch.groups, ["p", "q"])
-    assert_array_equal(batch.sq_norms, [1, 2])
-    assert_array_equal(batch.greedy_rewards, [0, 1])
+    for name, values in {
+        "mask": [[1, 0, 1], [1, 0, 0]],
+        "lengths": [2, 1],
+        "logprobs": [[-1, 0, -2], [-3, 0, 0]],
+        "token_rewards": [[0, 0, 1], [2, 0, 0]],
+        "groups": ["p", "q"],
+        "sq_norms": [1, 2],
+        "greedy_rewards": [0, 1],
+    }.items():
+        assert_array_equal(getattr(batch, name), values)
     assert batch.old_logprobs is None
 
 
@@ -217,11 +218,10 @@ SALIENCE = [[0.5, 7.0, 2.0], [3.0]]
 
 def test_columns_of_the_rollouts_reach_the_batch():
     columns = {"salience": SALIENCE, "domain": ["algebra", "logic"], "finish_reason": ["length", "stop"]}
-    batch = Batch.from_measurement(measured(columns=columns, entropy=[np.array([0.5, 9.0, 0.25]), np.array([1.5])]))
+    batch = Batch.from_measurement(measured(columns=columns))
     assert sorted(batch.columns) == ["domain", "salience"]
     assert_array_equal(batch.columns["salience"], [[0.5, 0, 2], [3, 0, 0]])
     assert batch.truncated.tolist() == [True, False]
-    assert_array_equal(batch.entropy, [[0.5, 0, 0.25], [1.5, 0, 0]])
     last = batch.select(np.array([1]))
     assert last.columns["domain"].tolist() == ["logic"]
     assert last.with_fields(rewards=[3.0]).columns["salience"].tolist() == [[3.0, 0.0, 0.0]]

@@ -16,7 +16,6 @@ from gradstats.estimators.estimator import (
     SEQUENCE_SUM,
     Definition,
     Estimator,
-    Weighting,
     bind_parameters,
     unit_of,
 )
@@ -25,35 +24,8 @@ from gradstats.estimators.recipes.components import COMPONENTS, get_component
 BATCH = Batch([1, 0, 2], [1, 3, 2], ["a", "b", "a"])
 
 
-def definition(function, **fields) -> Definition:
-    return Definition(name="half", function=function, **fields)
-
-
-def test_weights_are_advantages_over_the_size_of_the_group():
-    halved = definition(
-        lambda batch, factor=0.5: factor * batch.rewards,
-        expected_scale=lambda group_size, parameters: parameters["factor"] / group_size,
-    )
-    half = Estimator(halved, {"factor": 0.25})
-    assert (half.label, repr(half), half.unit) == ("half(factor=0.25)", "half(factor=0.25)", "sequence_sum")
-    assert_allclose(half.advantages(BATCH), [0.25, 0, 0.5])
-    assert_allclose(half.weights(BATCH), [0.125, 0, 0.25])
-    assert half.expected_scale(5) == 0.05
-    assert isinstance(half, Weighting)
-    assert len({half, Estimator(half.definition, {"factor": 0.25}), Estimator(half.definition, {"factor": 0.5})}) == 2
-
-
-def test_another_shape_or_a_missing_field_is_refused():
-    tokens = Estimator(definition(lambda batch: np.ones(batch.mask.shape)), {})
-    with pytest.raises(ValueError, match=r"half returned advantages of shape \(3, 3\), but a sequence-level .* \(3,\)"):
-        tokens.advantages(BATCH)
-    normed = Estimator(definition(lambda batch: batch.sq_norms, needs=lambda parameters: ("sq_norms",)), {})
-    with pytest.raises(ValueError, match="half needs sq_norms, which this batch lacks"):
-        normed.advantages(BATCH)
-
-
 def test_an_object_without_a_unit_is_taken_as_a_plain_sum():
-    assert unit_of(Estimator(definition(np.copy, unit=lambda parameters: "nats"), {})) == "nats"
+    assert unit_of(Estimator(Definition(name="own", function=np.copy, unit=lambda parameters: "nats"), {})) == "nats"
     assert unit_of(SimpleNamespace(label="what a user's estimator must have, and no unit")) == SEQUENCE_SUM
 
 

@@ -11,6 +11,7 @@ from gradstats import estimators as est
 from gradstats.estimators import Batch, recipes, registry
 from gradstats.estimators.by_label import get_all, with_parameter
 from gradstats.estimators.display_names import distinct_names, in_words, uses_own_sample
+from gradstats.estimators.estimator import Weighting
 from gradstats.estimators.ratios import AlongCompletions
 
 BATCH = Batch([1, 0, 2], [1, 3, 2], ["a", "b", "a"])
@@ -84,6 +85,7 @@ def test_your_own():
     assert list(estimator.advantages(BATCH)) == [0, -1, 1]
     assert list(estimator.weights(BATCH)) == [0, -1, 0.5]
     assert estimator.expected_scale(7) == 1.0
+    assert isinstance(estimator, Weighting)
     assert "centred_at" in est.names()
     assert "a number" in set(est.table()["baseline"])
     est.register("own_mean", expected_scale=lambda size: (size - 1) / size)(centred_at)

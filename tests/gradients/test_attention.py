@@ -1,6 +1,7 @@
 """Mixed precision around a model is switched off, or refused in one sentence."""
 
 import copy
+import itertools
 import re
 from functools import partial
 from types import MethodType
@@ -44,16 +45,6 @@ def test_eager_attention_is_switched_on_said_and_switched_back(rollouts, request
     assert calls.count(1) > len(calls) / 2
 
 
-@pytest.mark.parametrize("engine", ["ghost", "vmap", "loop"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_eager_models_are_measured_and_left_eager(engine, dtype, rollouts):
-    model = tiny_model("qwen2", dtype=dtype)
-    model.set_attn_implementation("eager")
-    measured = gradients.measure(model, rollouts, engine=engine, sketch_dim=None, progress=False)
-    np.testing.assert_allclose(measured.sq_norms, sum(oracle(model, rollouts).values()), rtol=1e-4)
-    assert model.config._attn_implementation == "eager"
-
-
 @pytest.fixture
 def queries_one_by_one(monkeypatch):
     """Let eager attention go in slices of one query; return how many queries each call of the models' own had."""
@@ -72,17 +63,21 @@ def queries_one_by_one(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("recompute", ["off", "on"])
-@pytest.mark.parametrize("engine", ["ghost", "loop"])
-@pytest.mark.parametrize("architecture", ["qwen2", "gemma2"])
-def test_eager_attention_in_slices_of_queries_is_exact(architecture, engine, recompute, rollouts, queries_one_by_one):
-    model = small_model(architecture).float()
+@pytest.mark.parametrize(
+    ("architecture", "engine", "recompute"),
+    [
+        *itertools.product(("qwen2", "gemma2"), ("ghost", "loop"), ("off", "on")),
+        *itertools.product(("whole",), ("ghost", "vmap", "loop"), ("off",)),
+    ],
+)
+def test_eager_attention_whole_and_in_slices_of_queries_is_exact(architecture, engine, recompute, rollouts, request):
+    calls = [1] if architecture == "whole" else request.getfixturevalue("queries_one_by_one")
+    model = small_model("qwen2" if architecture == "whole" else architecture).float()
     model.set_attn_implementation("eager")
     expected = sum(oracle(model, rollouts).values())
-    assert 1 not in queries_one_by_one
     measured = gradients.measure(model, rollouts, engine=engine, recompute=recompute, sketch_dim=16, progress=False)
     np.testing.assert_allclose(measured.sq_norms, expected, rtol=1e-4)
-    assert queries_one_by_one.count(1) > len(queries_one_by_one) / 2
+    assert calls.count(1) > len(calls) / 2
     assert model.config._attn_implementation == "eager"
 
 

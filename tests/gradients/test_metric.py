@@ -103,12 +103,6 @@ def test_weighted_gradients_and_inner_products_are_those_of_scaled_gradients():
     np.testing.assert_allclose(measured.weighted["ones"].sq_norms, 4 * np.diag(exact), rtol=1e-8)
 
 
-def test_steps_correct_the_moments():
-    raw = torch.tensor([4e-3, 1e-3], dtype=torch.float64)
-    corrected = gs.AdamMetric({"w": raw}, eps=0.1, step=10, beta2=0.9).of_parameter("w")
-    np.testing.assert_allclose(corrected, 1 / (np.sqrt(raw.numpy() / (1 - 0.9**10)) + 0.1), rtol=1e-15)
-
-
 NORM = "model.norm.weight"
 # A row by row: second moments that are added, or are left out, and the sentence.
 BAD = [
@@ -172,28 +166,26 @@ def test_what_is_no_metric_is_not_taken_for_the_euclidean_one(metric, rollouts):
         gradients.measure(tiny_model("qwen2"), rollouts, metric=metric, progress=False)
 
 
-def test_moments_beyond_float32():
-    like = torch.ones(1)
-    wide = gs.AdamMetric({"w": torch.tensor([1e60], dtype=torch.float64)}, eps=0.0)
-    np.testing.assert_allclose(wide.of_parameter("w", like), 1e-30, rtol=1e-6)
+def test_moments_beyond_float32_and_of_steps():
+    wide, beyond = (torch.tensor([size], dtype=torch.float64) for size in (1e60, 1e100))
+    np.testing.assert_allclose(gs.AdamMetric({"w": wide}, eps=0.0).of_parameter("w", torch.ones(1)), 1e-30, rtol=1e-6)
     with pytest.raises(ValueError, match=r"is 0 at 1 coordinates of w, whose second moments are too large"):
-        gs.AdamMetric({"w": torch.tensor([1e100], dtype=torch.float64)}).of_parameter("w", like)
+        gs.AdamMetric({"w": beyond}).of_parameter("w", torch.ones(1))
+    raw = torch.tensor([4e-3, 1e-3], dtype=torch.float64)
+    corrected = gs.AdamMetric({"w": raw}, eps=0.1, step=10, beta2=0.9).of_parameter("w")
+    np.testing.assert_allclose(corrected, 1 / (np.sqrt(raw.numpy() / (1 - 0.9**10)) + 0.1), rtol=1e-15)
 
 
-def test_gradients_that_overflow_in_a_metric_say_so(rollouts):
+def test_gradients_that_overflow_in_a_metric_and_moments_of_the_measured_prompts_are_refused(rollouts):
     model = tiny_model("qwen2").float()
     moments = {name: torch.zeros(tensor.shape) for name, tensor in model.named_parameters()}
-    with pytest.raises(ValueError, match=r"not finite in this metric.*: none is left to measure; give it a larger eps"):
-        gradients.measure(model, rollouts, metric=gs.AdamMetric(moments, eps=1e-30), progress=False)
-
-
-def test_moments_of_the_measured_prompts_are_refused(rollouts):
-    model = tiny_model("qwen2")
-    estimated = gs.AdamMetric(
-        random_metric(model).second_moments, prompts=frozenset(gradients.metric.prompt_digests(rollouts.select([2])))
-    )
-    with pytest.raises(ValueError, match=r"estimated from 1 of the prompts that are to be measured \(p1\)"):
-        gradients.measure(model, rollouts, metric=estimated, progress=False)
+    prompts = frozenset(gradients.metric.prompt_digests(rollouts.select([2])))
+    for options, message in (
+        ({}, r"not finite in this metric.*: none is left to measure; give it a larger eps"),
+        ({"prompts": prompts}, r"estimated from 1 of the prompts that are to be measured \(p1\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            gradients.measure(model, rollouts, metric=gs.AdamMetric(moments, eps=1e-30, **options), progress=False)
 
 
 def test_a_tied_parameter_may_go_by_its_other_name(rollouts):
@@ -245,17 +237,17 @@ def test_amsgrad_divides_by_the_largest_moments():
 
 
 def test_tensors_of_the_users(tmp_path):
-    model = any_model("qwen2")
+    model, rollouts, path = any_model("qwen2"), ragged_rollouts(3), tmp_path / "moments.safetensors"
     metric = random_metric(model, eps=1e-5, source="the mean of 100 batches")
-    metric.save(tmp_path / "moments.safetensors")
-    again = gs.AdamMetric.read(tmp_path / "moments.safetensors", model)
-    assert again.describe() == metric.describe()
+    metric.save(path)
+    assert gs.AdamMetric.read(path, model).describe() == metric.describe()
+    options = {"sketch_dim": None, "progress": False}
+    read = gradients.measure(model, rollouts, metric="adam", second_moments=str(path), **options)
+    given = gradients.measure(model, rollouts, metric=metric, **options)
+    np.testing.assert_allclose(read.sq_norms, given.sq_norms, rtol=1e-5)  # read in float32
     plain = {f"{name}.exp_avg_sq": values.contiguous() for name, values in metric.second_moments.items()}
-    save_file(
-        plain | {f"{name}.exp_avg": -values for name, values in metric.second_moments.items()},
-        tmp_path / "a.safetensors",
-    )
-    of_state = gs.AdamMetric.read(tmp_path / "a.safetensors", model, step=7, beta2=0.9, power=0.25)
+    save_file(plain | {name.removesuffix("_sq"): -values for name, values in plain.items()}, path)
+    of_state = gs.AdamMetric.read(path, model, step=7, beta2=0.9, power=0.25)
     assert of_state.digest() == metric.digest()
     assert (of_state.eps, of_state.step, of_state.beta2, of_state.power) == (1e-8, 7, 0.9, 0.25)
 
@@ -266,18 +258,6 @@ def test_the_embedded_policy_has_the_second_moments_of_its_training():
     assert (metric.step, metric.beta2, metric.eps) == (5500, 0.99, 1e-8)
     assert set(metric.preconditioner(policy.model, gradients.select_parameters(policy.model)))
     assert read_metric("adam(eps=1e-4, power=1.0)", "embedded", policy.model).eps == 1e-4
-
-
-def test_a_measurement_names_its_file(tmp_path):
-    model, rollouts = tiny_model("qwen2"), ragged_rollouts(3)
-    metric = random_metric(model)
-    metric.save(tmp_path / "moments.safetensors")
-    options = {"sketch_dim": None, "progress": False}
-    read = gradients.measure(
-        model, rollouts, metric="adam", second_moments=str(tmp_path / "moments.safetensors"), **options
-    )
-    given = gradients.measure(model, rollouts, metric=metric, **options)
-    np.testing.assert_allclose(read.sq_norms, given.sq_norms, rtol=1e-5)  # read in float32
 
 
 WRONG = [

@@ -69,22 +69,9 @@ def test_frozen_parameters_are_not_measured(rollouts):
     assert set(measured.proxies) == {"logit", "surprisal", "entropy", "norm_layers"}  # the head is not among them
 
 
-class Names(torch.nn.Module):
-    """A module whose parameters have given names, dots included."""
-
-    def __init__(self, *names: str) -> None:
-        super().__init__()
-        self._parameters = {name: torch.nn.Parameter(torch.zeros(2)) for name in names}
-
-
 NAMES = (
-    "transformer.wte.weight",
-    "transformer.h.0.ln_1.weight",
-    "transformer.h.0.attn.c_attn.weight",
-    "transformer.h.11.mlp.c_fc.weight",
-    "transformer.ln_f.weight",
-    "lm_head.weight",
-    "gpt_neox.embed_out.weight",
+    *("transformer.wte.weight", "transformer.h.0.ln_1.weight", "transformer.h.0.attn.c_attn.weight"),
+    *("transformer.h.11.mlp.c_fc.weight", "transformer.ln_f.weight", "lm_head.weight", "gpt_neox.embed_out.weight"),
     "value.scale",
 )
 
@@ -103,7 +90,9 @@ NAMES = (
     ],
 )
 def test_parameters_are_put_into_blocks_by_their_names(blocks, expected):
-    selection = select_parameters(Names(*NAMES), blocks=blocks)
+    model = nn.Module()
+    model._parameters = {name: nn.Parameter(torch.zeros(2)) for name in NAMES}
+    selection = select_parameters(model, blocks=blocks)
     assert list(selection.parameters) == list(NAMES)
     assert [selection.block_names[selection.block_index[name]] for name in NAMES] == expected
     assert list(selection.block_names) == list(dict.fromkeys(expected))
@@ -122,9 +111,9 @@ def test_a_model_without_trainable_parameters_is_named_as_such():
         select_parameters(tiny_model("gpt2").requires_grad_(False))
 
 
-def replaced(model: nn.Module) -> None:
+def replaced(model: nn.Module, recurse: bool = True) -> None:
     """Replace every parameter by an equal one, as an interrupted forward pass of a sharded model leaves some."""
-    for module in model.modules():
+    for module in model.modules() if recurse else [model]:
         for name, tensor in module._parameters.items():
             if tensor is not None:
                 module._parameters[name] = nn.Parameter(tensor.detach().clone(), tensor.requires_grad)
@@ -133,19 +122,9 @@ def replaced(model: nn.Module) -> None:
 def swapping(model: nn.Module) -> nn.Module:
     """Make each module compute with a copy of its parameters, made before and discarded after its forward pass."""
     for module in model.modules():
-        own: list[dict[str, nn.Parameter]] = []
-
-        def before(module, _, own=own):
-            own.append(dict(module._parameters))
-            for name, tensor in own[-1].items():
-                if tensor is not None:
-                    module._parameters[name] = nn.Parameter(tensor.detach().clone(), tensor.requires_grad)
-
-        def after(module, *_, own=own):
-            module._parameters.update(own.pop())
-
-        module.register_forward_pre_hook(before)
-        module.register_forward_hook(after)
+        own = dict(module._parameters)
+        module.register_forward_pre_hook(lambda module, _: replaced(module, recurse=False))
+        module.register_forward_hook(lambda module, *_, own=own: module._parameters.update(own))
     return model
 
 

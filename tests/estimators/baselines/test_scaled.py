@@ -66,18 +66,6 @@ def test_max_rl_advantages_are_bounded_but_where_signs_differ():
     assert est.max_rl().advantages(near).max() > 1000
 
 
-@pytest.mark.parametrize(
-    ("options", "shrinkage"),
-    [({}, 2 / 3 * 0.125 / 0.1875), ({"shrink_factor": False, "eps": 0.0625}, 0.125 / (0.125 + 0.0625 + 0.0625))],
-)
-def test_james_stein_by_hand(options, shrinkage):
-    """With (n−1)/n, and as in the authors' code: without it and with ε in the denominator of λ."""
-    batch = Batch([1, 0, 1, 1, 0, 1], [1] * 6, ["a", "a", "b", "b", "c", "c"])
-    # for group a: v = ((0) + (0.5/2))/2 = 0.125, means 1 and 0.5, μ̄ = 0.75, s = 0.0625
-    expected = [1 - shrinkage * 0.75, 0 - ((1 - shrinkage) * 1 + shrinkage * 0.75)]
-    assert_allclose(est.james_stein(**options).advantages(batch)[:2], expected)
-
-
 def test_james_stein_without_spread_is_rloo():
     batch = Batch([1, 1, 0, 0, 1, 1], [1] * 6, [0, 0, 1, 1, 2, 2])
     assert_allclose(est.james_stein().advantages(batch), est.rloo().advantages(batch))

@@ -77,14 +77,6 @@ def test_weights_are_those_of_the_source(name: str, aggregation: str, spread: fl
     assert_allclose(recipe.weights(without), plain.weights(without))
 
 
-@pytest.mark.parametrize("name", ["tis", "icepop", "mis"])
-def test_one_further_weighting_serves_both_signs_of_the_advantage(name: str):
-    batch, recipe = mismatched(0.3), recipes.get(name)
-    ((pattern, values),) = weightings(recipe, batch).items()
-    combined = ByWeightings(recipe, (pattern,)).weights(batch) * values
-    assert_allclose(combined, recipe.token_weights(batch), rtol=1e-12)
-
-
 def three_policies() -> Batch:
     """As above, and the trainer's policy as the step began, between the sampler and the scored one."""
     batch = mismatched(0.3)

@@ -61,13 +61,9 @@ def test_a_dtype_that_the_device_lacks_or_has_no_room_for_is_passed_over_and_no_
         check_engines(tiny_model("qwen2"), dtypes=["float64"])
 
 
-def test_unknown_dtypes_and_random_models_are_refused():
+def test_unknown_dtypes_are_refused():
     with pytest.raises(ValueError, match="dtypes holds 'int8': choose from float32, float64"):
         check_engines(tiny_model("qwen2"), dtypes=["int8"])
-    model = tiny_model("gpt2")
-    model.transformer.drop.p = 0.5
-    with pytest.raises(ValueError, match="gives different outputs for the same input"):
-        check_engines(model.train(), dtypes=["float64"])
 
 
 @pytest.mark.parametrize("wrong", [False, True])

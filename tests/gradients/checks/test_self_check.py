@@ -17,12 +17,11 @@ from transformers import AutoModelForCausalLM
 import gradstats.gradients as gradients
 from gradstats.config.sections import MeasurementSection
 from gradstats.gradients import measure
-from gradstats.gradients.checks.plain_pass import plain_pass, plain_sketch, plain_tokens, sq_norm_in_float32
+from gradstats.gradients.checks.plain_pass import plain_pass, plain_tokens, sq_norm_in_float32
 from gradstats.gradients.checks.self_check import Deviation, longest_row, of_tokens, two_rows, with_dtype
 from gradstats.gradients.engines.ghost import ghost_engine
 from gradstats.gradients.parameters import select_parameters
 from gradstats.gradients.recompute import _layers as recompute_layers
-from gradstats.gradients.sketches import CountSketch
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
 from gradstats.system.files import to_json
@@ -64,15 +63,6 @@ def test_a_large_gradient_in_float32_has_the_norm_of_float64():
     assert found.gradients[0].sq_norms[name] == pytest.approx(expected[1], rel=1e-5)
     measured = measure(policy, rollouts, engine="loop", params="up_proj", sketch_dim=None, progress=False)
     np.testing.assert_allclose(measured.sq_norms, expected, rtol=1e-5)
-
-
-def test_the_definition_of_a_sketch_by_hand():
-    sketch = CountSketch(5, seed=3)
-    values = {"w": np.random.default_rng(0).normal(size=(2, 23)), "b": np.random.default_rng(1).normal(size=(2, 4))}
-    made = torch.zeros(2, 5, dtype=torch.float64)
-    for name, gradient in values.items():
-        sketch.add(made, name, torch.from_numpy(gradient))
-    np.testing.assert_allclose(plain_sketch(sketch, values), made.numpy(), atol=1e-12)
 
 
 def test_parameters_are_cast_in_a_copy_and_buffers_keep_their_dtype():

@@ -142,22 +142,3 @@ def test_a_model_is_probed_once_and_again_when_its_modules_change():
     model.model.layers[0].mlp = Reading(model.model.layers[0].mlp)
     probed_layers(model, select_parameters(model))
     assert len(calls) > 1
-
-
-class ReadingEmbedding(Reading):
-    """Adds the mean row of the model's embedding."""
-
-    def forward(self, hidden):
-        return self.inner(hidden) + self.embedding[0].weight.mean(dim=0)
-
-
-def test_a_parameter_that_is_read_far_from_its_module_is_named(rollouts):
-    model = tiny_model("llama")
-    model.model.layers[0].mlp = ReadingEmbedding(model.model.layers[0].mlp)
-    model.model.layers[0].mlp.embedding = [model.model.embed_tokens]
-    message = (
-        r"cannot differentiate model\.embed_tokens \(Embedding\), whose parameters another module reads and which "
-        r"owns model\.embed_tokens\.weight: use"
-    )
-    with pytest.raises(gradients.UnsupportedModuleError, match=message):
-        gradients.measure(model, rollouts, engine="ghost", progress=False)

@@ -84,17 +84,6 @@ def test_parameters_that_a_module_reads_itself():
     assert not measured.sq_norms_by_block["model.layers.0.mlp.uncalled.bias"].any()
 
 
-class OverTheBatch(Scaled):
-    """A layer in which sequences interact."""
-
-    def forward(self, hidden):
-        return super().forward(hidden) / hidden[:, :1].square().mean()
-
-
-def over_the_batch(model):
-    model.model.layers[0].mlp = OverTheBatch(model.model.layers[0].mlp)
-
-
 def shared_parameter(model):
     model.model.layers[0].mlp = Scaled(model.model.layers[0].mlp)
     model.model.layers[0].mlp.uncalled.weight = model.model.layers[1].self_attn.q_proj.weight
@@ -103,7 +92,6 @@ def shared_parameter(model):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (over_the_batch, r"layers\.0\.mlp \(OverTheBatch\), which gives a sequence another output alone"),
         (with_own_parameter, "the module the model itself .*, which owns shift, and contains the output emb"),
         (shared_parameter, r"model\.layers\.0\.mlp \(Scaled\), .*, and shares a parameter with .*1\.self_attn\.q"),
     ],

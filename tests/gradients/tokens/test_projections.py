@@ -75,41 +75,39 @@ def test_a_weight_that_an_unknown_module_shares_is_not_factored():
         assert FactoredLayers(nn.Sequential(*modules), selection, TANGENTS).shapes == shapes
 
 
-MODELS = [("qwen2", False), ("qwen2", True), ("llama", True), ("gpt2", False), ("gpt2", True)]
+def with_padding():
+    model = any_model("qwen2")
+    model.get_input_embeddings().padding_idx = 5
+    return model
+
+
+#: Model → how it is made, and which parameters are measured.
+MODELS = {
+    "untied": (lambda: any_model("qwen2"), None),
+    "tied": (lambda: any_model("qwen2", True), None),
+    "llama": (lambda: any_model("llama", True), None),
+    "gpt2": (lambda: any_model("gpt2"), None),
+    "tied gpt2": (lambda: any_model("gpt2", True), None),
+    "a subset": (lambda: any_model("qwen2", True), r"layers\.1\.(mlp|input_layernorm)|embed"),
+    "adapters": (lora_model, None),
+    "adapters on the head": (lambda: lora_model(target_modules=["q_proj", "lm_head"]), None),
+    "padding token": (with_padding, None),
+}
 
 
 @pytest.mark.parametrize("rank", [2, 16])
-@pytest.mark.parametrize(("architecture", "tied"), MODELS)
-def test_projections_are_inner_products_with_token_gradients(monkeypatch, architecture, tied, rank):
+@pytest.mark.parametrize("kind", MODELS)
+def test_projections_are_inner_products_with_token_gradients(monkeypatch, kind, rank):
     monkeypatch.setattr(Tangents.__init__, "__defaults__", (rank,))
-    model, rollouts = any_model(architecture, tied), ragged_rollouts(4, masked=True)
-    measured = gradients.measure(
-        Policy(model, temperature=0.7), rollouts, token_probes=5, token_seed=3, sketch_dim=None, progress=False
-    )
-    for row, rows in enumerate(token_gradients(model, rollouts, 0.7)):
+    build, params = MODELS[kind]
+    policy, rollouts = Policy(build(), temperature=0.7), ragged_rollouts(4, masked=True)
+    options = {"params": params, "token_probes": 5, "token_seed": 3, "sketch_dim": None, "progress": False}
+    measured = gradients.measure(policy, rollouts, **options)
+    names = set(gradients.select_parameters(policy.model, params).parameters)
+    for row, rows in enumerate(token_gradients(policy.model, rollouts, 0.7, names=names)):
         expected = flat(rows) @ directions(rows[0], 5, 3).T
         np.testing.assert_allclose(measured.token_projections[row], expected, rtol=1e-9, atol=1e-9)
     assert measured.metadata["token_self_check"] < 1e-10
-
-
-@pytest.mark.parametrize("kind", ["a subset", "adapters", "adapters on the head", "padding token"])
-def test_projections_of_subsets_and_adapters(kind):
-    params = r"layers\.1\.(mlp|input_layernorm)|embed" if kind == "a subset" else None
-    if kind == "adapters on the head":
-        model = lora_model(target_modules=["q_proj", "lm_head"])
-    elif kind == "padding token":
-        model = any_model("qwen2")
-        model.get_input_embeddings().padding_idx = 5
-    else:
-        model = lora_model() if kind == "adapters" else any_model("qwen2", True)
-    rollouts = ragged_rollouts(3)
-    measured = gradients.measure(
-        model, rollouts, engine="loop", params=params, token_probes=4, sketch_dim=None, progress=False
-    )
-    names = set(gradients.select_parameters(model, params).parameters)
-    for row, rows in enumerate(token_gradients(model, rollouts, names=names)):
-        expected = flat(rows) @ directions(rows[0], 4, 0).T
-        np.testing.assert_allclose(measured.token_projections[row], expected, rtol=1e-9, atol=1e-9)
 
 
 def test_projections_depend_neither_on_chunks_nor_on_shards_nor_on_directions_at_once(monkeypatch):
