@@ -11,14 +11,7 @@ from numpy.testing import assert_allclose
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch, get, recipes, registry
-from gradstats.estimators.estimator import (
-    RULES,
-    SEQUENCE_SUM,
-    Definition,
-    Estimator,
-    bind_parameters,
-    unit_of,
-)
+from gradstats.estimators.estimator import RULES, SEQUENCE_SUM, Definition, Estimator, bind_parameters, unit_of
 from gradstats.estimators.recipes.components import COMPONENTS, get_component
 
 BATCH = Batch([1, 0, 2], [1, 3, 2], ["a", "b", "a"])

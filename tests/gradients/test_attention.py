@@ -19,12 +19,7 @@ from transformers.models.qwen2 import modeling_qwen2
 
 import gradstats.gradients as gradients
 from gradstats.gradients import attention, memory
-from gradstats.gradients.attention import (
-    forget_lengths,
-    length_classes,
-    refuse_mixed_lengths,
-    same_class,
-)
+from gradstats.gradients.attention import forget_lengths, length_classes, refuse_mixed_lengths, same_class
 from gradstats.gradients.memory import activation_size
 from gradstats.gradients.objective import make_chunk, plan_chunks
 from gradstats.gradients.parameters import select_parameters

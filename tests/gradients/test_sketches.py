@@ -21,8 +21,7 @@ SIZE = 2**20
 
 
 @pytest.mark.parametrize(
-    ("version", "signs", "starts"),
-    [(1, "1001111000010010", [0, 3, 5, 3, 5]), (2, "1100101100011101", [7, 2, 0, 0, 1])],
+    ("version", "signs", "starts"), [(1, "1001111000010010", [0, 3, 5, 3, 5]), (2, "1100101100011101", [7, 2, 0, 0, 1])]
 )
 def test_they_are_those_of_earlier_releases(version, signs, starts):
     random = random_signs(version, 3, "model.layers.0.mlp.up_proj.weight", 40, 8)

@@ -110,8 +110,7 @@ def test_too_few_probes_give_nan_and_say_so():
     measured = measured_by_hand()
     none = replace(measured, token_projections=None)
     with pytest.warns(
-        RuntimeWarning,
-        match="token energies are NaN .* since token_probes is 0: .*measurement.token_probes=32",
+        RuntimeWarning, match="token energies are NaN .* since token_probes is 0: .*measurement.token_probes=32"
     ):
         energy = none.token_energy
     # the longest completions have light tokens, and two tokens of each were measured exactly

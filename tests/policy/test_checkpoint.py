@@ -88,8 +88,7 @@ def test_pickled_weights_are_refused_unless_allowed(policy_folder, tmp_path):
     state = load_policy(policy_folder).model.state_dict()
     torch.save(state, folder / "pytorch_model.bin")
     with pytest.raises(
-        ValueError,
-        match=r"are pickled \(pytorch_model\.bin\).*convert .* or give --set policy.allow_pickle=true \(in",
+        ValueError, match=r"are pickled \(pytorch_model\.bin\).*convert .* or give --set policy.allow_pickle=true \(in"
     ):
         load_policy(folder)
     loaded = load_policy(folder, allow_pickle=True).model.state_dict()

@@ -8,13 +8,7 @@ from scipy.optimize import minimize_scalar
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch
-from gradstats.estimators.baselines.grouping import (
-    mean_scale,
-    packed_rewards,
-    rewards_to_go,
-    unbiased,
-    unbiased_if_loo,
-)
+from gradstats.estimators.baselines.grouping import mean_scale, packed_rewards, rewards_to_go, unbiased, unbiased_if_loo
 
 MASK = np.array([[True, False, True, False], [False, True, True, True]])
 

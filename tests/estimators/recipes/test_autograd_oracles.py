@@ -279,10 +279,7 @@ def linear_length(logp, rows, beta=0.3, most=5):
         ("dr_grpo", dr_grpo),
         ("dapo", dapo),
         ("dapo_top_entropy(threshold=0.9)", lambda logp, rows: dapo(logp, rows, 0.9)),
-        (
-            "dapo_top_entropy",
-            lambda logp, rows: dapo(logp, rows, float(np.quantile(BATCH.entropy[BATCH.mask], 0.8))),
-        ),
+        ("dapo_top_entropy", lambda logp, rows: dapo(logp, rows, float(np.quantile(BATCH.entropy[BATCH.mask], 0.8)))),
         ("gspo", gspo),
         ("cispo", cispo(high=1.2)),
         ("cispo(convention=trl, eps_high=1.3)", cispo(high=1.3, low=0.0)),

@@ -14,11 +14,7 @@ from oracles import naive_estimators as naive
 from gradstats import estimators as est
 from gradstats.estimators import Batch, Recipe, recipes
 from gradstats.estimators.by_label import trial_batch
-from gradstats.estimators.recipes.components import (
-    constant,
-    get_component,
-    parameter_names,
-)
+from gradstats.estimators.recipes.components import constant, get_component, parameter_names
 from gradstats.estimators.recipes.ratio import token_clip
 from gradstats.reference.enumerated import EnumeratedPolicy
 
