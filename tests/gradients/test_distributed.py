@@ -25,13 +25,9 @@ def test_chunks_are_dealt_in_turn_and_ranks_without_one_repeat_the_last():
     plan = list("abcde")
     dealt = [[Ranks(rank, 3).own(plan[first:]) for rank in range(3)] for first in range(0, len(plan), 3)]
     assert dealt == [["a", "b", "c"], ["d", "e", "e"]]
-
-
-def test_a_whole_model_is_measured_by_one_rank_which_takes_every_chunk():
-    ranks = Ranks.of(tiny_model("qwen2"))
-    plan = [np.array([0, 1]), np.array([2])]
-    assert (ranks.rank, ranks.size, ranks.own(plan) is plan[0], ranks.exchange("x")) == (0, 1, True, ["x"])
-    assert ranks.common_plan(plan, ragged_rollouts(3)) is plan
+    whole = Ranks.of(tiny_model("qwen2"))  # of a model that is not sharded
+    assert (whole.rank, whole.size, whole.own(plan), whole.exchange("x")) == (0, 1, "a", ["x"])
+    assert whole.common_plan(plan, ragged_rollouts(3)) is plan
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -105,12 +101,9 @@ def test_what_needs_whole_parameters_is_refused(one_rank, rollouts, options):
 
 def start_rank(rank: int, *arguments: object) -> subprocess.Popen[str]:
     paths = f"{FOLDER}:{FOLDER.parent}:{FOLDER.parents[1]}"
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(FOLDER / "sharded_ranks.py"), str(rank), *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-W", "ignore", str(FOLDER / "sharded_ranks.py"), str(rank), *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 
 def assert_ends(rank: subprocess.Popen[str]) -> None:

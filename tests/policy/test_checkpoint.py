@@ -87,9 +87,7 @@ def test_pickled_weights_are_refused_unless_allowed(policy_folder, tmp_path):
     folder = copied(policy_folder, tmp_path / "pickled", ["model.safetensors"])
     state = load_policy(policy_folder).model.state_dict()
     torch.save(state, folder / "pytorch_model.bin")
-    with pytest.raises(
-        ValueError, match=r"are pickled \(pytorch_model\.bin\).*convert .* or give --set policy.allow_pickle=true \(in"
-    ):
+    with pytest.raises(ValueError, match=r"are pickled \(pytorch_model\.bin\).*or give --set policy.allow_pickle=true"):
         load_policy(folder)
     loaded = load_policy(folder, allow_pickle=True).model.state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
@@ -105,9 +103,7 @@ def test_model_code_is_run_on_request_only(policy_folder, tmp_path):
     config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "own.py").write_text("raise RuntimeError('it ran')")
-    with pytest.raises(
-        ValueError, match="contains its own model code: read it, then give --set policy.trust_remote_code=true"
-    ):
+    with pytest.raises(ValueError, match="its own model code: read it, then give --set policy.trust_remote_code=true"):
         load_policy(folder)
     with pytest.raises(RuntimeError, match="it ran"):
         load_policy(folder, trust_remote_code=True)

@@ -102,7 +102,6 @@ def test_auto_takes_vmap_where_it_can_be_traced_and_memory_has_room_for_two_grad
 
 
 def test_vmap_names_the_remedy_for_a_mixture_of_experts(rollouts):
-    with pytest.raises(
-        gradients.UnsupportedModuleError, match=r'cannot trace .*model\.set_experts_implementation\("batched'
-    ):
+    message = r'cannot trace .*model\.set_experts_implementation\("batched'
+    with pytest.raises(gradients.UnsupportedModuleError, match=message):
         gradients.measure(any_model("qwen2_moe"), rollouts, engine="vmap", progress=False)

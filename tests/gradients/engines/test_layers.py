@@ -91,9 +91,7 @@ def test_a_module_that_changes_its_mind_is_refused(rollouts):
 
     model = model_with(Gate(use))
     model.model.layers[1].mlp = model.model.layers[0].mlp
-    with pytest.raises(
-        gradients.UnsupportedModuleError, match=r"0\.mlp \(Gate\), which uses its weight in another way"
-    ):
+    with pytest.raises(gradients.UnsupportedModuleError, match=r"\(Gate\), which uses its weight in another way"):
         gradients.measure(model, rollouts, engine="ghost", progress=False)
 
 
