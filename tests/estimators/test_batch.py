@@ -76,10 +76,7 @@ INFINITE, AT_1 = [[-1.0] * 3, [-np.inf] * 3], "logprobs holds 3 values.*the firs
         ({"logprobs": np.zeros((2, 3)), "values": np.zeros((2, 4))}, r"values has shape \(2, 4\)"),
         ({"logprobs": [[0, 0, 0], [0, np.nan, 0]]}, "logprobs holds 1 values .*completion 1, position 1"),
         ({"values": [[0, 0, 0], [0, np.inf, 0]]}, "values holds 1 values"),
-        (
-            {"columns": {"salience": [1, 2, 3]}},
-            r"columns\['salience'\] has shape \(3,\): give one entry per completion",
-        ),
+        ({"columns": {"salience": [1, 2, 3]}}, r"columns\['salience'\] has shape \(3,\): give one entry per"),
         ({"old_logprobs": INFINITE}, f"old_{AT_1}cannot have drawn a token of probability 0.*drop its row"),
         ({"logprobs": INFINITE}, f"{AT_1}score in float32, or leave the completion out"),
         ({"ref_logprobs": INFINITE}, f"ref_{AT_1}the KL term is infinite"),

@@ -287,8 +287,8 @@ def test_other_completions_are_refused(completions, rewards, prompts, message):
         VALUES.for_rollouts(others)
 
 
-def test_a_changed_file_is_refused(tmp_path):
-    path = tmp_path / "values.parquet"
+def test_a_changed_file_another_one_and_shards_without_their_plan_do_not_serve(tmp_path):
+    path, shards = tmp_path / "values.parquet", tmp_path / "shards"
     VALUES.to_parquet(path)
     damaged = bytearray(path.read_bytes())
     damaged[60] ^= 1
@@ -298,13 +298,11 @@ def test_a_changed_file_is_refused(tmp_path):
     ROLLOUTS.to_parquet(tmp_path / "rollouts.parquet")
     with pytest.raises(ValueError, match="holds no state values"):
         read_state_values(tmp_path / "rollouts.parquet")
-
-
-def test_shards_without_their_plan_are_left_out_with_a_warning(tmp_path):
-    VALUES.to_parquet(tmp_path / "shard-00000.parquet")
+    shards.mkdir()
+    VALUES.to_parquet(shards / "shard-00000.parquet")
     reason = r"are left out \(their plan\.json is missing\): `gradstats run` makes them again"
     with pytest.warns(UserWarning, match=reason):
-        assert stored_values(tmp_path, ROLLOUTS) == {}
+        assert stored_values(shards, ROLLOUTS) == {}
 
 
 def test_sequences_are_counted_by_their_lengths():

@@ -63,17 +63,13 @@ def test_damaged_weights_and_adapters_are_said_to_be_damaged(folder, adapter_fol
         load_policy(adapter)
 
 
-def test_a_model_is_known_by_what_it_is_loaded_by(policy_folder):
+def test_a_model_is_known_by_what_it_is_loaded_by_and_a_folder_without_weights_is_named(policy_folder, tmp_path):
     assert known_as(load_policy("embedded", revision="step-1000", progress=False).model) == "embedded"
     assert known_as(load_policy(policy_folder).model) == str(policy_folder)
     assert known_as(tiny_model("qwen2")) == "Qwen2ForCausalLM"
-
-
-def test_a_folder_without_weights_is_named(tmp_path, policy_folder):
-    tiny_model("qwen2").config.save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
+    folder = copied(policy_folder, tmp_path / "empty", ["model.safetensors"])
     with pytest.raises(OSError, match="the model folder .* cannot be loaded"):
-        load_policy(tmp_path)
+        load_policy(folder)
 
 
 def copied(folder, target, without=()):

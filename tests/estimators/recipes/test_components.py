@@ -14,7 +14,7 @@ from oracles import naive_estimators as naive
 from gradstats import estimators as est
 from gradstats.estimators import Batch, Recipe, recipes
 from gradstats.estimators.by_label import trial_batch
-from gradstats.estimators.recipes.components import constant, get_component, parameter_names
+from gradstats.estimators.recipes.components import get_component, parameter_names
 from gradstats.estimators.recipes.ratio import token_clip
 from gradstats.reference.enumerated import EnumeratedPolicy
 
@@ -103,18 +103,6 @@ def test_aggregations(batch: Batch, name: str):
     assert_allclose(weights, est.rloo().advantages(batch) * factors, atol=1e-12)
 
 
-def test_aggregation_parameters():
-    batch = Batch([1, 0, 1, 0], [1, 3, 2, 2], ["a", "a", "b", "b"])
-    capped = Recipe("rloo", aggregation=constant(max_tokens=10)).weights(batch)
-    assert_allclose(capped, est.rloo().weights(batch) / 10)
-    shared = Recipe("rloo", aggregation="token_mean(scope=batch)")
-    # the mean over two groups of Σ w s is Σ A s over the batch's 8 tokens
-    assert_allclose(shared.weights(batch) / 2, est.rloo().advantages(batch) / 8)
-    assert shared.across_groups
-    assert not Recipe("rloo", aggregation="token_mean").across_groups
-    assert Recipe("rloo", aggregation="delta_l(alpha=-0.5)").aggregation.parameters == {"alpha": -0.5}
-
-
 @FEW
 @given(batch=batches())
 def test_mask_truncated(batch: Batch):
@@ -183,11 +171,8 @@ def test_kl_in_reward_passes_through_the_baseline(batch: Batch, beta: float):
     assert_allclose(by_token.weights(batch), est.gae(gamma=0.9).weights(dense), atol=1e-10)
 
 
-def test_the_share_of_tokens_that_is_kept():
-    entropy = np.arange(20.0).reshape(2, 10)
-    batch = Batch([1, 0], [10, 10], ["a", "b"], entropy=entropy)
-    kept = get_component("mask", "top_entropy")(batch)
-    assert_array_equal(kept, entropy >= 16)
+def test_the_share_of_tokens_that_is_kept_in_a_group():
+    batch = Batch([1, 0], [10, 10], ["a", "b"], entropy=np.arange(20.0).reshape(2, 10))
     within = get_component("mask", "top_entropy(scope=group, share=0.5)")(batch)
     assert_array_equal(within.sum(axis=1), [5, 5])
     assert recipes.get("dapo_top_entropy").across_groups
