@@ -1,7 +1,5 @@
 """Small models of every architecture of transformers that is measured."""
 
-from __future__ import annotations
-
 import torch
 from conftest import VOCABULARY
 from gradient_models import randomised
@@ -27,97 +25,47 @@ LOW_RANK = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope
 LATENT = LOW_RANK | {"head_dim": 4}
 FOUR = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 FOUR_LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
-DEEPSEEK = LATENT | {
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 8,
-    "first_k_dense_replace": 1,
-    "n_group": 2,
-    "topk_group": 1,
-    "n_shared_experts": 1,
-}
+ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "n_group": 2, "topk_group": 1}
+DEEPSEEK = LATENT | ROUTED | {"first_k_dense_replace": 1, "n_shared_experts": 1}
 MIXED = {"layer_types": ["linear_attention", "full_attention"]}
-DELTA = MIXED | {
-    "linear_conv_kernel_dim": 3,
-    "linear_key_head_dim": 4,
-    "linear_value_head_dim": 4,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-}
+DELTA_HEADS = {"linear_key_head_dim": 4, "linear_value_head_dim": 4, "linear_num_key_heads": 2}
+DELTA = MIXED | DELTA_HEADS | {"linear_conv_kernel_dim": 3, "linear_num_value_heads": 4}
 SELECTIVE = {"state_size": 4, "conv_kernel": 3, "expand": 2, "time_step_rank": 3}
-MAMBA2 = {
-    "mamba_n_heads": 4,
-    "mamba_d_head": 8,
-    "mamba_n_groups": 2,
-    "mamba_d_state": 4,
-    "mamba_d_conv": 3,
-    "mamba_chunk_size": 4,
-}
+STATES = {"mamba_d_state": 4, "mamba_d_conv": 3}
+MAMBA2 = STATES | {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_chunk_size": 4}
 FOUR_LAYERS = {
     "num_hidden_layers": 4,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 1,
     "vocab_size_per_layer_input": VOCABULARY,
     "hidden_size_per_layer_input": 4,
-    "num_kv_shared_layers": 1,
 }
 
+PLAIN = """
+    llama qwen2 phi phi3 gpt_neox gpt_neox_japanese falcon olmo olmo2 starcoder2 smollm3 granite arcee diffllama doge
+    apertus bitnet persimmon biogpt nanochat hrm_text
+"""
+OF_HEADS = """
+    qwen3 gemma glm glm4 nemotron helium ernie4_5 seed_oss hunyuan_v1_dense cwm jais2 ministral3
+"""
+LOCAL_HEADS = "gemma2 gemma3_text cohere2 vaultgemma ministral"
 DENSE = {
-    "llama": {},
-    "mistral": LOCAL,
-    "qwen2": {},
-    "qwen3": HEADS,
-    "gemma": HEADS,
-    "gemma2": HEADS | LOCAL,
-    "gemma3_text": HEADS | LOCAL,
-    "phi": {},
-    "phi3": {},
-    "gpt2": EMBD,
+    **{name: {} for name in PLAIN.split()},
+    **dict.fromkeys(OF_HEADS.split(), HEADS),
+    **dict.fromkeys(LOCAL_HEADS.split(), HEADS | LOCAL),
+    **dict.fromkeys(["mistral", "olmo3", "exaone4"], LOCAL),
+    **dict.fromkeys(["gpt2", "gpt_bigcode", "openai-gpt"], EMBD),
+    **dict.fromkeys(["youtu", "minicpm3"], LATENT),
     "gpt_neo": {"num_layers": 2, "num_heads": 2, "attention_types": [[["global", "local"], 1]], "window_size": 4},
-    "gpt_neox": {},
-    "gpt_neox_japanese": {},
     "gptj": EMBD | {"rotary_dim": 4},
     "codegen": EMBD | {"num_attention_heads": 4, "n_head": 4, "rotary_dim": 4},
+    "ctrl": EMBD | {"dff": 24},
     "opt": {"ffn_dim": 24, "word_embed_proj_dim": 16},
     "bloom": {"n_head": 2, "n_layer": 2},
     "mpt": {"d_model": 16, "n_heads": 2, "n_layers": 2, "max_seq_len": 64, "expansion_ratio": 2},
-    "falcon": {},
     "cohere": {"use_qk_norm": True},
-    "cohere2": HEADS | LOCAL,
-    "olmo": {},
-    "olmo2": {},
-    "olmo3": LOCAL,
-    "starcoder2": {},
     "stablelm": {"use_qkv_bias": True, "qk_layernorm": True},
-    "glm": HEADS,
-    "glm4": HEADS,
-    "smollm3": {},
-    "granite": {},
-    "exaone4": LOCAL,
-    "nemotron": HEADS,
-    "helium": HEADS,
-    "ernie4_5": HEADS,
-    "seed_oss": HEADS,
-    "arcee": {},
-    "diffllama": {},
-    "doge": {},
-    "hunyuan_v1_dense": HEADS,
-    "apertus": {},
-    "bitnet": {},
-    "gpt_bigcode": EMBD,
-    "persimmon": {},
-    "biogpt": {},
-    "vaultgemma": HEADS | LOCAL,
-    "ministral": HEADS | LOCAL,
     "modernbert-decoder": {"local_attention": 4},
-    "nanochat": {},
-    "cwm": HEADS,
-    "jais2": HEADS,
-    "youtu": LATENT,
-    "minicpm3": LATENT,
-    "ctrl": EMBD | {"dff": 24},
-    "openai-gpt": EMBD,
-    "ministral3": HEADS,
-    "hrm_text": {},
 }
 MIXTURES = {
     "mixtral": FOUR_LOCAL,
@@ -142,11 +90,9 @@ MIXTURES = {
         "attn_config": {"kv_n_heads": 1, "rope_theta": 1e4, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 8, "moe_num_experts": 4, "moe_top_k": 2},
     },
-    "glm4_moe": DEEPSEEK | HEADS,
+    **dict.fromkeys(["glm4_moe", "dots1", "solar_open"], DEEPSEEK | HEADS),
     "glm4_moe_lite": DEEPSEEK,
-    "dots1": DEEPSEEK | HEADS,
     "exaone_moe": DEEPSEEK | HEADS | LOCAL | {"num_experts": 4},
-    "solar_open": DEEPSEEK | HEADS,
     "ernie4_5_moe": {
         "moe_num_experts": 4,
         "moe_k": 2,
@@ -160,8 +106,7 @@ MIXTURES = {
     "longcat_flash": DEEPSEEK
     | {"num_layers": 1, "ffn_hidden_size": 24, "expert_ffn_hidden_size": 8, "zero_expert_num": 1, "moe_topk": 2},
     "llama4_text": FOUR_LOCAL | HEADS | {"intermediate_size_mlp": 24, "interleave_moe_layer_step": 1},
-    "cohere2_moe": FOUR | HEADS,
-    "laguna": FOUR | HEADS,
+    **dict.fromkeys(["cohere2_moe", "laguna"], FOUR | HEADS),
 }
 HYBRIDS = {
     "mamba": SELECTIVE,
@@ -170,64 +115,28 @@ HYBRIDS = {
         "state_size": 4,
         "conv_kernel": 3,
         "expand": 2,
-        "num_heads": 4,
-        "head_dim": 8,
         "n_groups": 2,
         "chunk_size": 4,
+        "num_heads": 4,
+        "head_dim": 8,
     },
     "falcon_h1": HEADS | MAMBA2 | {"mamba_d_ssm": 32},
     "bamba": MAMBA2 | {"attn_layer_indices": [1]},
     "granitemoehybrid": MAMBA2 | FOUR_LOCAL | {"shared_intermediate_size": 8, "layer_types": ["mamba", "attention"]},
-    "jamba": {
-        "num_experts": 2,
-        "num_experts_per_tok": 1,
-        "attn_layer_period": 2,
-        "attn_layer_offset": 1,
-        "expert_layer_period": 2,
-        "expert_layer_offset": 1,
-        "mamba_d_state": 4,
-        "mamba_d_conv": 3,
-        "mamba_dt_rank": 3,
-        "use_mamba_kernels": False,
-    },
-    "zamba": {
-        "num_hidden_layers": 4,
-        "layers_block_type": ["mamba", "hybrid"] * 2,
-        "mamba_d_state": 4,
-        "mamba_d_conv": 3,
-        "mamba_dt_rank": 4,
-        "n_mamba_heads": 2,
-        "use_mamba_kernels": False,
-    },
-    "zamba2": {
-        "num_hidden_layers": 3,
-        "layers_block_type": ["mamba", "hybrid", "mamba"],
-        "mamba_d_state": 4,
-        "mamba_d_conv": 3,
-        "mamba_ngroups": 2,
-        "n_mamba_heads": 4,
-        "chunk_size": 4,
-        "adapter_rank": 3,
-        "num_mem_blocks": 1,
-        "use_mamba_kernels": False,
-    },
+    "jamba": STATES
+    | {"num_experts": 2, "num_experts_per_tok": 1, "expert_layer_period": 2, "expert_layer_offset": 1}
+    | {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 3, "use_mamba_kernels": False},
+    "zamba": STATES
+    | {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "mamba_dt_rank": 4}
+    | {"n_mamba_heads": 2, "use_mamba_kernels": False},
+    "zamba2": STATES
+    | {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "mamba"], "mamba_ngroups": 2}
+    | {"n_mamba_heads": 4, "chunk_size": 4, "adapter_rank": 3, "num_mem_blocks": 1, "use_mamba_kernels": False},
     "nemotron_h": HEADS
-    | {
-        "layers_block_type": ["mamba", "attention", "moe"],
-        "num_hidden_layers": 3,
-        "mamba_num_heads": 4,
-        "mamba_head_dim": 8,
-        "n_groups": 2,
-        "ssm_state_size": 4,
-        "conv_kernel": 3,
-        "chunk_size": 4,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 8,
-        "moe_shared_expert_intermediate_size": 8,
-        "n_group": 1,
-        "topk_group": 1,
-    },
+    | {"layers_block_type": ["mamba", "attention", "moe"], "num_hidden_layers": 3, "mamba_num_heads": 4}
+    | {"mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 4, "conv_kernel": 3, "chunk_size": 4}
+    | ROUTED
+    | {"moe_shared_expert_intermediate_size": 8, "n_group": 1},
     "qwen3_next": DELTA | FOUR | HEADS | {"shared_expert_intermediate_size": 8, "decoder_sparse_step": 1},
     "qwen3_5_text": DELTA | HEADS,
     "qwen3_5_moe_text": DELTA | FOUR | HEADS | {"shared_expert_intermediate_size": 8},

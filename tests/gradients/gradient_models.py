@@ -1,7 +1,5 @@
 """Tiny models with the layer kinds that the shared fixtures lack."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +11,7 @@ from transformers import AutoModelForCausalLM, GemmaConfig, Qwen2MoeConfig, Qwen
 
 import gradstats.gradients as gradients
 from gradstats.measurement.measurement import Measurement
+from gradstats.policy.policy import Policy
 
 ARCHITECTURES = [(name, tied) for name in ("qwen2", "qwen3", "llama", "gpt2", "gemma") for tied in (False, True)]
 
@@ -71,16 +70,21 @@ def oracle(model, rollouts, temperature=1.0) -> dict[str, np.ndarray]:
     return {name: np.array([one[name].double().square().sum().item() for one in found]) for name in found[0]}
 
 
-def assert_exact(model, rollouts, rtol=1e-5, **options) -> tuple[Measurement, Measurement]:
-    """Norms of every parameter against autograd, and sketches against the loop."""
-    expected = oracle(model, rollouts)
-    common = {"blocks": "parameter", "sketch_dim": 128, "progress": False, **options}
-    measured = gradients.measure(model, rollouts, engine="ghost", **common)
-    loop = gradients.measure(model, rollouts, engine="loop", **common)
-    for name, values in measured.sq_norms_by_block.items():
-        # Softmax of routers and norms compute in float32 inside.
-        np.testing.assert_allclose(values, expected[name], rtol=rtol, atol=1e-12, err_msg=name)
-    np.testing.assert_allclose(measured.sketches, loop.sketches, rtol=1e-4, atol=1e-6)
+def assert_exact(model, rollouts, rtol=1e-5, temperature=1.0, sketch_dims=(128,), **options):
+    """Norms of every parameter against autograd, sketches and quantities of tokens against the loop."""
+    expected, policy = oracle(model, rollouts, temperature), Policy(model, temperature=temperature)
+    common = {"blocks": "parameter", "progress": False, **options}
+    loop = gradients.measure(policy, rollouts, engine="loop", sketch_dim=sketch_dims[-1], **common)
+    for sketch_dim in sketch_dims:  # without sketches norms come from Gram matrices
+        measured = gradients.measure(policy, rollouts, engine="ghost", sketch_dim=sketch_dim, **common)
+        for name, values in measured.sq_norms_by_block.items():
+            # Softmax of routers and norms compute in float32 inside.
+            atol = 1e-12 if rtol > 1e-9 else 1e-18
+            np.testing.assert_allclose(values, expected[name], rtol=rtol, atol=atol, err_msg=name)
+    np.testing.assert_allclose(measured.sketches, loop.sketches, rtol=10 * rtol, atol=0.1 * rtol)
+    for name in ("logprobs", "entropy", "sum_pi_squared", "hidden_sq_norms"):
+        for values, of_loop in zip(getattr(measured, name), getattr(loop, name), strict=True):
+            np.testing.assert_allclose(values, of_loop, rtol=rtol)
     return measured, loop
 
 

@@ -1,7 +1,5 @@
 """Random second moments and squared norms in a metric by plain autograd."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from oracles.naive_estimators import sequence_gradients

@@ -1,7 +1,5 @@
 """Optimizers after a few steps, with the second moments that they should hold."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """Tiny models whose rotary factors depend on the length, and rollouts on either side of where they change."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from architectures import SMALL
@@ -26,24 +24,12 @@ def rotary_model(kind: str) -> torch.nn.Module:
     if kind == "dynamic":
         config = LlamaConfig(**common, max_position_embeddings=LIMIT, rope_parameters=DYNAMIC)
     elif kind == "longrope":
-        config = Phi3Config(
-            **common,
-            max_position_embeddings=4 * LIMIT,
-            original_max_position_embeddings=LIMIT,
-            rope_parameters=dict(LONG),
-        )
+        positions = {"max_position_embeddings": 4 * LIMIT, "original_max_position_embeddings": LIMIT}
+        config = Phi3Config(**common, **positions, rope_parameters=dict(LONG))
     else:
-        config = Gemma3TextConfig(
-            **common,
-            head_dim=8,
-            max_position_embeddings=LIMIT,
-            sliding_window=6,
-            layer_types=["sliding_attention", "full_attention"],
-            rope_parameters={
-                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-                "full_attention": DYNAMIC,
-            },
-        )
+        layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6, "head_dim": 8}
+        rope = {"sliding_attention": {"rope_type": "default", "rope_theta": 100.0}, "full_attention": DYNAMIC}
+        config = Gemma3TextConfig(**common, **layers, max_position_embeddings=LIMIT, rope_parameters=rope)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return randomised(AutoModelForCausalLM.from_config(config))

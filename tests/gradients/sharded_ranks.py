@@ -3,8 +3,6 @@
 It ends with exit code 0 if the measurement equals that of the whole model, or fails as it should.
 """
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np
@@ -36,17 +34,8 @@ def measured(model: object, engine: str = "auto", **options: object) -> Measurem
     """Norms, sketches and one further weighting of a few rollouts, in an odd number of chunks."""
     rollouts = ragged_rollouts(9)
     halves = [[0.5] * len(tokens) for tokens in rollouts.tokens("completion_tokens")]
-    return gradients.measure(
-        model,
-        rollouts,
-        engine=engine,
-        blocks="parameter",
-        sketch_dim=64,
-        token_weights={"halves": halves},
-        token_budget=45,
-        progress=False,
-        **options,
-    )
+    options |= {"blocks": "parameter", "sketch_dim": 64, "token_weights": {"halves": halves}, "token_budget": 45}
+    return gradients.measure(model, rollouts, engine=engine, progress=False, **options)
 
 
 def measured_from(folder: str, *, divided: bool) -> Measurement:

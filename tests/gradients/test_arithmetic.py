@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import ragged_rollouts, tiny_model
+from conftest import tiny_model
 from torch.nn import functional
 
 import gradstats.gradients as gradients
@@ -60,20 +60,16 @@ def test_the_newer_settings_of_one_library_are_restored():
 
 
 def test_a_deterministic_measurement_switches_it_on_for_its_passes_alone(rollouts, monkeypatch):
-    seen = []
+    seen, found, ghost = [], [], gradients.ENGINES["ghost"]
 
-    def watched(policy, chunk, selection, sketch):
+    def watched(*given):
         seen.append((torch.are_deterministic_algorithms_enabled(), torch.backends.cuda.flash_sdp_enabled()))
-        return ghost(policy, chunk, selection, sketch)
+        return ghost(*given)
 
-    ghost = gradients.ENGINES["ghost"]
     monkeypatch.setitem(gradients.ENGINES, "ghost", watched)
-    found = [
-        gradients.measure(
-            tiny_model("qwen2"), rollouts, engine="ghost", sketch_dim=32, deterministic=wanted, progress=False
-        )
-        for wanted in (True, False)
-    ]
+    for wanted in (True, False):
+        options = {"engine": "ghost", "sketch_dim": 32, "deterministic": wanted, "progress": False}
+        found.append(gradients.measure(tiny_model("qwen2"), rollouts, **options))
     assert [one.metadata["execution"]["deterministic"] for one in found] == [True, False]
     assert {*seen} == {(True, False), (False, True)}
     np.testing.assert_allclose(found[0].sketches, found[1].sketches, rtol=1e-9, atol=1e-9)
@@ -112,25 +108,25 @@ def as_on_a_gpu(monkeypatch):
     accumulates_in_float32.cache_clear()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_factors_of_16_bits_are_multiplied_as_they_are(as_on_a_gpu, dtype):
+@pytest.mark.parametrize(
+    ("dtypes", "multiplied"),
+    [
+        ((torch.bfloat16, torch.bfloat16), {torch.bfloat16}),
+        ((torch.float16, torch.float16), {torch.float16}),
+        ((torch.float32, torch.bfloat16), set()),  # cast, as on a CPU
+    ],
+)
+def test_factors_of_16_bits_are_multiplied_as_they_are(as_on_a_gpu, dtypes, multiplied):
     rng = torch.Generator().manual_seed(0)
-    inputs, outputs = (torch.randn(2, 700, n, generator=rng).to(dtype) for n in (5, 4))
+    inputs, outputs = (torch.randn(2, 700, n, generator=rng).to(dtype) for n, dtype in zip((5, 4), dtypes, strict=True))
     term, wide = OuterProducts(inputs, outputs), OuterProducts(inputs.double(), outputs.double())
     ((first, product),), ((_, expected),) = term.products(torch.float32), wide.products(torch.float64)
     assert first == 0
     assert product.dtype == torch.float32
     torch.testing.assert_close(product.double(), expected, rtol=1e-5, atol=1e-4)
+    assert as_on_a_gpu.dtypes == multiplied
     norms = contract(gram_strips(outputs, torch.float32), gram_strips(inputs, torch.float32))
     torch.testing.assert_close(norms, expected.square().sum(dim=(1, 2)), rtol=1e-4, atol=0)
-    assert as_on_a_gpu.dtypes == {dtype}
-
-
-def test_other_factors_are_cast_as_on_a_cpu(as_on_a_gpu):
-    inputs, outputs = torch.ones(1, 3, 5), torch.ones(1, 3, 4, dtype=torch.bfloat16)
-    ((_, product),) = OuterProducts(inputs, outputs).products(torch.float32)
-    assert torch.equal(product, torch.full((1, 4, 5), 3.0))
-    assert as_on_a_gpu.dtypes == set()
 
 
 @pytest.mark.parametrize(("dtypes", "precision"), [("bb", "bf16"), ("bh", "ieee"), ("hh", "ieee"), ("bf", "ieee")])
@@ -191,6 +187,7 @@ def test_memory_that_runs_out_in_a_trial_is_not_remembered(monkeypatch):
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried"), "memory ran out: CUDA out of memory. Tried"),
         (gradients.UnsupportedModuleError("layers share"), "its layers cannot run one at a time: layers share"),
+        (None, "the model is being trained"),
     ],
 )
 def test_a_comparison_with_float32_that_fails_is_left_out_with_its_reason(monkeypatch, rollouts, error, reason):
@@ -198,13 +195,7 @@ def test_a_comparison_with_float32_that_fails_is_left_out_with_its_reason(monkey
         raise error
 
     monkeypatch.setattr("gradstats.gradients.checks.self_check.sq_norm_in_float32", fails)
-    given = tiny_model("qwen2", dtype=torch.bfloat16), rollouts
-    check = gradients.measure(*given, engine="ghost", sketch_dim=None, progress=False).metadata["self_check"]
-    assert (check["deviation_from_float32"], check["without_float32"]) == (None, reason)
-
-
-def test_beside_training_nothing_is_compared_with_float32():
-    section = MeasurementSection(engine="ghost", sketch_dim=None)
-    given = tiny_model("qwen2", dtype=torch.bfloat16), ragged_rollouts(3), section
-    check = gradients.MeasuringSession.open(*given, in_training=True).metadata["self_check"]
-    assert "the model is being trained" in check["without_float32"]
+    given = tiny_model("qwen2", dtype=torch.bfloat16), rollouts, MeasurementSection(engine="ghost", sketch_dim=None)
+    check = gradients.MeasuringSession.open(*given, in_training=error is None).metadata["self_check"]
+    assert check["deviation_from_float32"] is None
+    assert reason in check["without_float32"]

@@ -1,7 +1,5 @@
 """Models that are sharded over ranks are measured exactly: the self-check gathers gradients from all of them."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess
@@ -27,33 +25,22 @@ def test_chunks_are_dealt_in_turn_and_ranks_without_one_repeat_the_last():
     plan = list("abcde")
     dealt = [[Ranks(rank, 3).own(plan[first:]) for rank in range(3)] for first in range(0, len(plan), 3)]
     assert dealt == [["a", "b", "c"], ["d", "e", "e"]]
-
-
-def test_a_whole_model_is_measured_by_one_rank_which_takes_every_chunk():
-    ranks = Ranks.of(tiny_model("qwen2"))
-    plan = [np.array([0, 1]), np.array([2])]
-    assert (ranks.rank, ranks.size, ranks.own(plan) is plan[0], ranks.exchange("x")) == (0, 1, True, ["x"])
-    assert ranks.common_plan(plan, ragged_rollouts(3)) is plan
+    whole = Ranks.of(tiny_model("qwen2"))  # of a model that is not sharded
+    assert (whole.rank, whole.size, whole.own(plan), whole.exchange("x")) == (0, 1, "a", ["x"])
+    assert whole.common_plan(plan, ragged_rollouts(3)) is plan
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_a_group_of_one_rank_and_replicated_weights_are_not_dealt():
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        for names in (("shards",), ("replicas", "shards")):
-            mesh = distributed.device_mesh.init_device_mesh("cpu", (1,) * len(names), mesh_dim_names=names)
-            assert Ranks.of(fully_shard(tiny_model("qwen2"), mesh=mesh)) == Ranks()
-    finally:
-        distributed.destroy_process_group()
+def test_a_group_of_one_rank_and_replicated_weights_are_not_dealt(one_rank):
+    for names in (("shards",), ("replicas", "shards")):
+        mesh = distributed.device_mesh.init_device_mesh("cpu", (1,) * len(names), mesh_dim_names=names)
+        assert Ranks.of(fully_shard(tiny_model("qwen2"), mesh=mesh)) == Ranks()
 
 
 def test_an_exhausted_memory_is_the_same_error_in_another_process():
     error = pickle.loads(pickle.dumps(GroupMemoryError(4, 200, 100)))
     assert error.token_budget == 100
-    assert str(error) == (
-        "memory ran out on one rank, on 4 sequences of 200 tokens together: all ranks have to begin again, with at "
-        "most 100 tokens at once (token_budget=100)"
-    )
+    assert str(error).startswith("memory ran out on one rank, on 4 sequences of 200 tokens together: all ranks have")
 
 
 def test_results_of_ranks_come_in_their_order_and_lie_in_the_memory_of_the_cpu(monkeypatch):
@@ -70,8 +57,6 @@ FOLDER = Path(__file__).parent
 
 
 def sharded_model(mesh, tied: bool = False) -> torch.nn.Module:
-    from torch.distributed.fsdp import fully_shard
-
     model = tiny_model("qwen2", tied)
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
@@ -98,13 +83,12 @@ def test_gathered_gradients_equal_autograd_and_leave_the_gradients_of_the_model(
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_a_sharded_model_passes_the_self_check_and_its_result_is_exact(one_rank, rollouts):
     expected = oracle(tiny_model("qwen2", tied=True), rollouts)
-    measured = gradients.measure(
-        sharded_model(one_rank, tied=True), rollouts, blocks="parameter", sketch_dim=64, progress=False
-    )
+    model = sharded_model(one_rank, tied=True)
+    measured = gradients.measure(model, rollouts, blocks="parameter", sketch_dim=64, progress=False)
     assert measured.metadata["engine"] == "ghost"
     assert measured.metadata["self_check"]["parameters"] < 1e-9
     for name, values in measured.sq_norms_by_block.items():
-        torch.testing.assert_close(torch.tensor(values.to_numpy()), torch.tensor(expected[name]), rtol=1e-9, atol=1e-18)
+        np.testing.assert_allclose(values, expected[name], rtol=1e-9, atol=1e-18)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -117,12 +101,9 @@ def test_what_needs_whole_parameters_is_refused(one_rank, rollouts, options):
 
 def start_rank(rank: int, *arguments: object) -> subprocess.Popen[str]:
     paths = f"{FOLDER}:{FOLDER.parent}:{FOLDER.parents[1]}"
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(FOLDER / "sharded_ranks.py"), str(rank), *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-W", "ignore", str(FOLDER / "sharded_ranks.py"), str(rank), *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 
 def assert_ends(rank: subprocess.Popen[str]) -> None:

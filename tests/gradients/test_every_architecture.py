@@ -1,7 +1,5 @@
 """Architectures of transformers in float64 through ``measure``, against one backward pass per sequence by autograd."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

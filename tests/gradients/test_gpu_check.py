@@ -47,13 +47,6 @@ def test_parts_that_are_not_run_again_keep_their_rows(check, tmp_path):
     assert rows["norms"].tolist()[1:3] == [3.0, 4.0]
 
 
-def test_on_a_machine_without_pytest_the_tests_are_left_out(check, capsys, monkeypatch):
-    monkeypatch.setattr(check.importlib.util, "find_spec", lambda name: None)
-    check.tests(check.Part("tests", "cpu", True, check.time.time() + 100.0))
-    expected = {"part": "tests", "case": "tests/gradients/test_parameters.py", "skipped": "pytest is not installed"}
-    assert json.loads(capsys.readouterr().out) == expected
-
-
 @pytest.mark.slow
 def test_every_part_runs_in_small_on_a_cpu(check, tmp_path):
     table = tmp_path / "gpu.csv"

@@ -1,7 +1,5 @@
 """The output embedding in slices: equal to autograd through whole logits, for every way in which logits are made."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -53,9 +51,13 @@ def sliced(request, monkeypatch):
 
 
 @pytest.mark.parametrize("name", SCALED)
-def test_a_head_is_known_by_its_logits(name):
+def test_a_head_is_known_by_its_logits_and_looked_at_again_when_its_configuration_changes(name):
     options, expected = SCALED[name]
-    assert head_map(small_model(name, options)) == expected
+    model = small_model(name, options)
+    assert head_map(model) == expected
+    if name == "granite":
+        model.config.logits_scaling = model.logits_scaling = 2.0
+        assert head_map(model) == HeadMap(scale=0.5)
 
 
 @PEFT_WARNINGS
@@ -73,29 +75,15 @@ def test_a_head_that_computes_something_else_is_not_known(monkeypatch):
     assert head_map(model) is None
 
 
-def test_a_configuration_that_changes_is_looked_at_again():
-    model = small_model("granite", {"logits_scaling": 6.0})
-    assert head_map(model) == HeadMap(scale=1 / 6)
-    model.config.logits_scaling = 2.0
-    model.logits_scaling = 2.0
-    assert head_map(model) == HeadMap(scale=0.5)
-
-
 @PEFT_WARNINGS
 @pytest.mark.parametrize("n_logits", [pytest.param(10**9, marks=pytest.mark.slow), 150])
 @pytest.mark.parametrize("name", MODELS)
 def test_measurements_in_slices_equal_those_of_whole_logits(monkeypatch, name, n_logits):
     rollouts = ragged_rollouts(4, masked=True)
-    options = {
-        "blocks": "parameter",
-        "sketch_dim": 64,
-        "token_weights": random_weightings(rollouts),
-        "token_exact": 2,
-        "progress": False,
-    }
     policy = Policy(MODELS[name](), temperature=0.8)
-    reference = Policy(any_model("qwen2"), temperature=1.2)
-    options["reference_policy"] = replace(policy, temperature=1.2) if name != "untied" else reference
+    reference = Policy(any_model("qwen2"), temperature=1.2) if name == "untied" else replace(policy, temperature=1.2)
+    options = {"blocks": "parameter", "sketch_dim": 64, "token_exact": 2, "progress": False}
+    options |= {"token_weights": random_weightings(rollouts), "reference_policy": reference}
     expected = gradients.measure(policy, rollouts, engine="loop", **options)
     take_slices(monkeypatch, n_logits)
     rtol = 1e-5 if name in ("scaled embedding", "gemma2", "cohere") else 1e-9  # norms that compute in float32
@@ -138,17 +126,10 @@ def test_norms_in_a_metric_are_those_of_the_loop(tied, sketch_dim, monkeypatch):
 @pytest.mark.parametrize("params", ["lm_head", "^model"])
 def test_the_head_alone_and_everything_but_the_head(params):
     model, rollouts = any_model("qwen2"), ragged_rollouts(3)
-    options = {
-        "params": params,
-        "blocks": "parameter",
-        "token_weights": random_weightings(rollouts, 1),
-        "reference_policy": model,
-        "progress": False,
-    }
-    assert_same(
-        gradients.measure(model, rollouts, engine="ghost", **options),
-        gradients.measure(model, rollouts, engine="loop", **options),
-    )
+    options = {"params": params, "blocks": "parameter", "reference_policy": model, "progress": False}
+    options["token_weights"] = random_weightings(rollouts, 1)
+    ghost, loop = (gradients.measure(model, rollouts, engine=engine, **options) for engine in ("ghost", "loop"))
+    assert_same(ghost, loop)
 
 
 @pytest.mark.usefixtures("sliced")

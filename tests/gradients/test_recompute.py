@@ -1,7 +1,5 @@
 """Layers that run again in the backward pass: the same numbers, and which layers and chunks they are."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -15,15 +13,15 @@ from gradstats.gradients.recompute import RecomputeRule, recomputed_layers, why_
 from gradstats.policy.policy import Policy
 
 MODELS = {
-    "untied": (lambda: any_model("qwen2"), None),
-    "tied": (lambda: any_model("gpt2", tied=True), None),
-    "scaled norms": (lambda: any_model("gemma", tied=True), None),
-    "mixture": (lambda: any_model("qwen2_moe"), None),
-    "adapters": (lora_model, None),
-    "last norms": (lambda: any_model("qwen2"), r"layers\.1.*norm"),
-    "recurrent": (lambda: small_model("mamba2"), None),  # modules of no known kind
-    "shared layers": (lambda: small_model("zamba2"), None),
-    "hybrid": (lambda: small_model("qwen3_next"), None),
+    "untied": lambda: any_model("qwen2"),
+    "tied": lambda: any_model("gpt2", tied=True),
+    "scaled norms": lambda: any_model("gemma", tied=True),
+    "mixture": lambda: any_model("qwen2_moe"),
+    "adapters": lora_model,
+    "last norms": lambda: any_model("qwen2"),
+    "recurrent": lambda: small_model("mamba2"),  # modules of no known kind
+    "shared layers": lambda: small_model("zamba2"),
+    "hybrid": lambda: small_model("qwen3_next"),
 }
 
 
@@ -38,9 +36,9 @@ WITH = [
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 @pytest.mark.parametrize(("name", "engine", "sketch_dim"), WITH)
 def test_measurements_are_the_same(name, engine, sketch_dim):
-    build, params = MODELS[name]
-    model, rollouts = build(), ragged_rollouts(4, masked=True)
-    options = {"params": params, "blocks": "parameter", "engine": engine, "sketch_dim": sketch_dim, "progress": False}
+    model, rollouts = MODELS[name](), ragged_rollouts(4, masked=True)
+    options = {"blocks": "parameter", "engine": engine, "sketch_dim": sketch_dim, "progress": False}
+    options["params"] = r"layers\.1.*norm" if name == "last norms" else None
     options |= {"token_weights": random_weightings(rollouts), "reference_policy": model}
     found = gradients.measure(model, rollouts, recompute="on", **options)
     expected = gradients.measure(model, rollouts, recompute="off", **options)
@@ -52,38 +50,23 @@ def test_measurements_are_the_same(name, engine, sketch_dim):
 
 
 def test_activations_of_one_layer_at_a_time_are_kept():
-    model = tiny_model("qwen2")
-    ids = torch.arange(20)[None]
-    kept = {}
-    for wanted in (False, True):
-        sizes: list[int] = []
+    model, kept = tiny_model("qwen2"), {True: 0, False: 0}
+    for wanted in kept:
 
-        def count(tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
-            sizes.append(tensor.numel())
+        def count(tensor: torch.Tensor, wanted: bool = wanted) -> torch.Tensor:
+            kept[wanted] += tensor.numel()
             return tensor
 
         with recomputed_layers(model, wanted), torch.autograd.graph.saved_tensors_hooks(count, lambda one: one):
-            model.model(ids, use_cache=False)
-        kept[wanted] = sum(sizes)
+            model.model(torch.arange(20)[None], use_cache=False)
     assert kept[True] < 0.2 * kept[False]
-
-
-class Counting(torch.nn.Module):
-    """A module that counts its calls."""
-
-    def __init__(self, inner: torch.nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return self.inner(hidden)
 
 
 def test_a_layer_that_cannot_run_twice_is_refused_by_name(rollouts):
     model = tiny_model("qwen2")
-    model.model.layers[1].mlp = Counting(model.model.layers[1].mlp)
+    mlp = model.model.layers[1].mlp
+    mlp.register_buffer("calls", torch.zeros(()))
+    mlp.register_forward_hook(lambda module, *_: module.calls.add_(1) and None)
     assert why_not_twice(model).startswith("model.layers.1 (Qwen2DecoderLayer) changes its state")
     with pytest.raises(
         gradients.UnsupportedModuleError, match=r'is "on", but model\.layers\.1 .*: use recompute="off"'
@@ -110,11 +93,6 @@ def test_layers_that_share_keys_and_values_through_an_object_do_not_run_again():
     model = small_model("gemma4_text")
     assert "may exchange tensors with others through KVSharingDict" in why_not_twice(model)
     assert not RecomputeRule(Policy(model), memory_gib=1e-12)(1, 50)
-
-
-def test_vmap_cannot_run_layers_again(rollouts):
-    with pytest.raises(gradients.UnsupportedModuleError, match='engine="vmap" cannot run layers again'):
-        gradients.measure(tiny_model("qwen2"), rollouts, engine="vmap", recompute="on", progress=False)
 
 
 def test_layers_run_again_where_their_activations_exceed_the_memory():
@@ -148,7 +126,8 @@ def test_an_accelerator_s_memory_decides_how_many_tokens_go_together(monkeypatch
     assert budget(0.001) >= 1
 
 
-def test_when_memory_has_run_out_layers_run_again_where_they_may():
+def test_when_memory_has_run_out_layers_run_again_where_they_may_and_not_by_vmap(rollouts):
     policy = Policy(tiny_model("qwen2"))
-    assert RecomputeRule(policy).sparing().wanted == "on"
-    assert RecomputeRule(policy, "off").sparing().wanted == "off"
+    assert [RecomputeRule(policy, wanted).sparing().wanted for wanted in ("auto", "off")] == ["on", "off"]
+    with pytest.raises(gradients.UnsupportedModuleError, match='engine="vmap" cannot run layers again'):
+        gradients.measure(policy, rollouts, engine="vmap", recompute="on", progress=False)

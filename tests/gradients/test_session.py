@@ -1,9 +1,7 @@
 """A measuring session: one call, shard after shard, and what memory allows."""
 
-from __future__ import annotations
-
+from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -45,30 +43,27 @@ def opened(rollouts, model=None, **settings):
 
 @pytest.mark.parametrize("bare", [True, False])
 def test_reference_logprobs_equal_a_direct_computation(bare):
-    model, reference = tiny_model("qwen2"), tiny_model("llama", tied=True)
-    rollouts = ragged_rollouts(5)
+    policy, reference, rollouts = Policy(tiny_model("qwen2"), temperature=0.7), tiny_model("llama"), ragged_rollouts(5)
     given, temperature = (reference, 0.7) if bare else (Policy(reference, temperature=1.6), 1.6)
-    measured = gradients.measure(
-        Policy(model, temperature=0.7), rollouts, reference_policy=given, sketch_dim=None, progress=False
-    )
-    for row in range(5):
+    measured = gradients.measure(policy, rollouts, reference_policy=given, sketch_dim=None, progress=False)
+    for row, found in enumerate(measured.ref_logprobs):
         prompt, completion = (list(rollouts.frame[name].iloc[row]) for name in ("prompt_tokens", "completion_tokens"))
         with torch.no_grad():
             logits = reference(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
         expected = (logits / temperature).log_softmax(-1)[torch.arange(len(completion)), torch.tensor(completion)]
-        np.testing.assert_allclose(measured.ref_logprobs[row], expected, rtol=1e-9)
-    batch = Batch.from_measurement(measured)
-    np.testing.assert_allclose(batch.ref_logprobs[1, : len(measured.ref_logprobs[1])], measured.ref_logprobs[1])
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+        np.testing.assert_allclose(Batch.from_measurement(measured).ref_logprobs[row, : len(found)], found)
 
 
-def test_a_reference_of_another_vocabulary_is_refused(rollouts):
+def test_what_is_no_policy_and_a_reference_of_another_vocabulary_are_refused(rollouts):
     config = tiny_config("llama")
     config.vocab_size = 50
     other = AutoModelForCausalLM.from_config(config)
     with pytest.raises(ValueError, match="has a vocabulary of 50, but Qwen2ForCausalLM one of 41"):
         gradients.measure(tiny_model("qwen2"), rollouts, reference_policy=other, progress=False)
-    with pytest.raises(TypeError, match="policy is a str"):
-        gradients.measure(tiny_model("qwen2"), rollouts, reference_policy="embedded", progress=False)
+    for given in (("gpt2", None), (tiny_model("qwen2"), "embedded")):
+        with pytest.raises(TypeError, match="policy is a str"):
+            gradients.measure(given[0], rollouts, reference_policy=given[1], progress=False)
 
 
 def test_sequences_without_a_finite_gradient_are_named_and_left_out(monkeypatch):
@@ -90,10 +85,17 @@ def test_sequences_without_a_finite_gradient_are_named_and_left_out(monkeypatch)
     assert [len(values) for values in measured.logprobs] == [len(clean.logprobs[row]) for row in kept]
 
 
-def test_token_ids_of_another_vocabulary_are_refused():
-    rollouts = Rollouts.from_sequences([[1], [2]], [[5], [99]], [0.0, 1.0], ["a", "b"])
-    with pytest.raises(ValueError, match="completion_tokens hold the token id 99, but .* a vocabulary of 41"):
-        gradients.measure(tiny_model("qwen2"), rollouts, progress=False)
+@pytest.mark.parametrize(
+    ("long", "message"),
+    [
+        ([99], "completion_tokens hold the token id 99, but .* a vocabulary of 41"),
+        ([6] * 70, r"sequence b/0 has 71 tokens, and GPT2LMHeadModel has positions for 64 "),
+    ],
+)
+def test_tokens_beyond_the_vocabulary_or_the_positions_are_refused(long, message):
+    rollouts = Rollouts.from_sequences([[5], [5]], [[6], long], [0.0, 1.0], ["a", "b"])
+    with pytest.raises(ValueError, match=message):
+        gradients.measure(tiny_model("gpt2"), rollouts, progress=False)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -113,49 +115,54 @@ def test_weights_that_are_not_finite_are_said_to_be_so(value):
     ],
 )
 def test_memory_that_runs_out_halves_the_chunks(monkeypatch, error):
+    """Of gradients, and where tokens are scored by a forward pass alone."""
     refused = []
 
-    def small(policy, chunk, selection, sketch):
-        assert not refused or chunk.n_tokens <= session.token_budget == refused[-1] // 2
-        if chunk.n_tokens > 60:
-            refused.append(chunk.n_tokens)
-            raise error
-        return ghost_engine(policy, chunk, selection, sketch)
+    def small(function):
+        def run(policy, chunk, *others):
+            assert not refused or chunk.n_tokens <= session.token_budget == refused[-1] // 2
+            if chunk.n_tokens > 60:
+                refused.append(chunk.n_tokens)
+                raise error
+            return function(policy, chunk, *others)
+
+        return run
 
     rollouts = ragged_rollouts(12, longest=6)
     whole = gradients.measure(tiny_model("qwen2"), rollouts, sketch_dim=32, progress=False)
-    session = opened(rollouts, sketch_dim=32)
-    session.engine, session.results = small, []
     monkeypatch.setattr("gradstats.gradients.objective.MOST_PADDING", 1.0)
-    with pytest.warns(RuntimeWarning, match=r"memory ran out on \d+ sequences of \d+ tokens together: continuing with"):
+    halved = r"memory ran out on \d+ sequences of \d+ tokens together: continuing with"
+    session = opened(rollouts, sketch_dim=32)
+    session.engine, session.results = small(ghost_engine), []
+    with pytest.warns(RuntimeWarning, match=halved):
         measured = session.measure(rollouts)
-    assert refused
     assert_same(replace(measured, ref_logprobs=measured.logprobs), replace(whole, ref_logprobs=whole.logprobs))
+    monkeypatch.setattr("gradstats.gradients.session.token_statistics", small(token_statistics))
+    session.token_budget = 4096
+    refused.clear()
+    with pytest.warns(RuntimeWarning, match=halved):
+        scored = session.token_statistics(rollouts)
+    for name, rows in scored.items():
+        np.testing.assert_allclose(np.concatenate(rows), np.concatenate(getattr(whole, name)), rtol=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"), [(torch.OutOfMemoryError("out of memory"), "out of memory"), (MemoryError(), "MemoryError")]
+    ("error", "message"),
+    [
+        (torch.OutOfMemoryError("full"), r"memory ran out on a single sequence of \d+ tokens \(full\): measure"),
+        (MemoryError(), r"on a single sequence of \d+ tokens \(MemoryError\): measure"),
+        (RuntimeError("shapes do not match"), "^shapes do not match"),
+    ],
 )
-def test_memory_that_runs_out_on_one_sequence_ends_the_run(rollouts, error, reason):
+def test_memory_that_runs_out_on_one_sequence_and_other_errors_end_the_run(rollouts, error, message):
     session = opened(rollouts)
 
     def never(*_):
         raise error
 
     session.engine, session.results = never, []
-    with pytest.raises(RuntimeError, match=rf"memory ran out on a single sequence of \d+ tokens \({reason}\): measure"):
+    with pytest.raises(RuntimeError, match=message):
         session.measure(rollouts.select([1]))
-
-
-def test_other_errors_of_an_engine_are_not_taken_for_memory(rollouts):
-    session = opened(rollouts)
-
-    def broken(*_):
-        raise RuntimeError("shapes do not match")
-
-    session.engine, session.results = broken, []
-    with pytest.raises(RuntimeError, match="shapes do not match"):
-        session.measure(rollouts)
 
 
 def test_what_the_self_check_measured_is_not_measured_again_until_weights_may_have_changed(monkeypatch):
@@ -176,47 +183,49 @@ def test_what_the_self_check_measured_is_not_measured_again_until_weights_may_ha
     pd.testing.assert_frame_equal(first.sq_norms_by_block, again.sq_norms_by_block, check_exact=True)
     np.testing.assert_array_equal(first.sketches_by_block, again.sketches_by_block)
     # Other tokens, other weights of tokens or another way through the layers are another measurement.
-    for changes in ({"token_weights": random_weightings(rollouts, 1)}, {}):
+    mask = [[False, *[True] * (rollouts.lengths[0] - 1)]]
+    masked = replace(rollouts, frame=rollouts.frame.assign(completion_mask=mask))
+    for given, weights, recompute in (
+        (rollouts, random_weightings(rollouts, 1), "auto"),
+        (rollouts, None, "on"),
+        (masked, None, "auto"),
+    ):
         session = opened(rollouts, **settings)
+        session.recompute = replace(session.recompute, wanted=recompute)
         calls.clear()
-        if not changes:
-            session.recompute = replace(session.recompute, wanted="on")
-        session.measure(rollouts, **changes)
+        found = session.measure(given, token_weights=weights)
         assert calls == [[0]]
-    masked = replace(
-        rollouts, frame=rollouts.frame.assign(completion_mask=[[False, *[True] * (rollouts.lengths[0] - 1)]])
-    )
-    session = opened(rollouts, **settings)
-    calls.clear()
-    assert session.measure(masked).sq_norms[0] != first.sq_norms[0]
-    assert calls == [[0]]
+        assert (found.sq_norms[0] != first.sq_norms[0]) == (given is masked)
 
 
 def test_progress_counts_every_sequence_and_token():
     rollouts = ragged_rollouts(6)
     session = opened(rollouts, token_budget=40)
+    assert session.metadata["execution"]["token_budget"] == 40
     counted = np.zeros(2, dtype=int)
     session.measure(rollouts, lambda n_sequences, n_tokens: counted.__iadd__([n_sequences, n_tokens]))
     assert counted[0] == 6
     assert counted[1] >= sum(len(c) for c in rollouts.tokens("completion_tokens"))
 
 
-def opened_where(fits, monkeypatch, rollouts, **settings):
-    """A session whose engine runs out of memory for chunks that do not fit."""
+@pytest.fixture
+def scarce(monkeypatch):
+    """Memory has room for no chunk but those of one sequence whose layers run again, or for none at all."""
+    fits = {"one": True}
 
     def ghost(policy, chunk, selection, sketch):
-        if not fits(chunk):
+        if not (fits["one"] and chunk.recompute and len(chunk.rows) == 1):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
         return ghost_engine(policy, chunk, selection, sketch)
 
     monkeypatch.setitem(gradients.ENGINES, "ghost", ghost)
-    return opened(rollouts, **settings)
+    return fits
 
 
-def test_memory_that_runs_out_in_the_self_check_is_saved(monkeypatch):
+def test_memory_that_runs_out_in_the_self_check_is_saved(scarce):
     rollouts = ragged_rollouts(5)
     with pytest.warns(RuntimeWarning, match="memory ran out in the self-check: repeating it with each sequence alone"):
-        session = opened_where(lambda chunk: chunk.recompute and len(chunk.rows) == 1, monkeypatch, rollouts)
+        session = opened(rollouts)
     assert session.recompute(1, 3)
     assert session.metadata["self_check"]["recomputed"]
     with pytest.warns(RuntimeWarning, match="memory ran out on"):
@@ -227,9 +236,10 @@ def test_memory_that_runs_out_in_the_self_check_is_saved(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:memory ran out")
 @pytest.mark.parametrize(("recompute", "remedy"), [("auto", "measure fewer"), ("off", 'measure with recompute="on"')])
-def test_memory_that_never_suffices_for_the_self_check_is_an_error_with_a_remedy(monkeypatch, recompute, remedy):
+def test_memory_that_never_suffices_for_the_self_check_is_an_error_with_a_remedy(scarce, recompute, remedy):
+    scarce["one"] = False
     with pytest.raises(RuntimeError, match=rf"memory ran out in the self-check \(CUDA out of memory.*\): {remedy}"):
-        opened_where(lambda chunk: False, monkeypatch, ragged_rollouts(3), recompute=recompute)
+        opened(ragged_rollouts(3), recompute=recompute)
 
 
 def test_memory_that_runs_out_in_the_later_check_loses_no_measurement(monkeypatch):
@@ -245,68 +255,36 @@ def test_memory_that_runs_out_in_the_later_check_loses_no_measurement(monkeypatc
     with pytest.warns(RuntimeWarning, match=r"in the check of a later sequence \(CUDA out of .*\): repeating it with"):
         assert len(opened(rollouts).measure(rollouts)) == 9
     assert ran == [False, True]
-    left_out = r"\(CUDA out of .*\): it is measured, and not compared with a plain pass"
+    left_out = "it is measured, and not compared with a plain pass"
     with pytest.warns(RuntimeWarning, match="repeating it"), pytest.warns(RuntimeWarning, match=left_out):
         assert len(opened(rollouts, recompute="off").measure(rollouts)) == 9
 
 
-def test_memory_that_runs_out_while_tokens_are_scored_halves_the_chunks(monkeypatch):
-    rollouts = ragged_rollouts(12, longest=6)
-    session = opened(rollouts)
-    whole = session.token_statistics(rollouts)
-
-    def small(policy, chunk):
-        if chunk.n_tokens > 60:
-            raise torch.OutOfMemoryError("out of memory")
-        return token_statistics(policy, chunk)
-
-    monkeypatch.setattr("gradstats.gradients.session.token_statistics", small)
-    monkeypatch.setattr("gradstats.gradients.objective.MOST_PADDING", 1.0)
-    with pytest.warns(RuntimeWarning, match=r"memory ran out on \d+ sequences of \d+ tokens together"):
-        again = session.token_statistics(rollouts)
-    for name, rows in whole.items():
-        np.testing.assert_allclose(np.concatenate(again[name]), np.concatenate(rows), rtol=1e-9)
-
-
-def test_the_token_budget_is_recorded(rollouts):
-    for given, recorded in ((None, 4096), (99, 99)):
-        session = opened(rollouts, token_budget=given)
-        assert session.token_budget == session.metadata["execution"]["token_budget"] == recorded
-
-
-def test_memory_that_runs_out_halves_the_chunks_of_mean_squares(monkeypatch):
-    model, rollouts, counted = tiny_model("gpt2"), ragged_rollouts(6), []
+@pytest.mark.parametrize(("token_budget", "most_rows"), [(4096, 9), (30, 9), (4096, 1)])
+def test_mean_squares_equal_those_of_token_gradients(token_budget, most_rows, monkeypatch):
+    """In one chunk or several, also where memory has room for one sequence alone."""
+    model, rollouts, counted = any_model("gpt2", True), ragged_rollouts(6, masked=True), []
     (weights,) = random_weightings(rollouts, 1).values()
-    given = Policy(model), rollouts, gradients.select_parameters(model), weights, [np.arange(6)]
-    whole = mean_square_gradients(*given)
+    scores = token_gradients(model, rollouts, 0.7)
 
     def few(_module, args):
-        if len(args[0]) > 1:
+        if len(args[0]) > most_rows:
             raise torch.OutOfMemoryError("out of memory")
 
     model.register_forward_pre_hook(few)
     monkeypatch.setattr("gradstats.gradients.objective.MOST_PADDING", 1.0)
-    with pytest.warns(RuntimeWarning, match=r"memory ran out on \d sequences together"):
-        found = mean_square_gradients(*given, finished=lambda *sizes: counted.append(sizes[0]))
-    assert counted == [1] * 6
-    for name, values in found.items():
-        np.testing.assert_allclose(values, whole[name], rtol=1e-9, atol=1e-20)
-
-
-@pytest.mark.parametrize("token_budget", [4096, 30])
-def test_mean_squares_equal_those_of_token_gradients(token_budget):
-    model, rollouts = any_model("gpt2", True), ragged_rollouts(6, masked=True)
-    (weights,) = random_weightings(rollouts, 1).values()
     batches = [np.array([0, 3, 1]), np.array([5, 2])]
-    found = mean_square_gradients(
-        Policy(model, temperature=0.7),
-        rollouts,
-        gradients.select_parameters(model, r"h\."),
-        weights,
-        batches,
-        token_budget=token_budget,
-    )
-    scores = token_gradients(model, rollouts, 0.7)
+    with pytest.warns(RuntimeWarning, match="memory ran out on") if most_rows == 1 else nullcontext():
+        found = mean_square_gradients(
+            Policy(model, temperature=0.7),
+            rollouts,
+            gradients.select_parameters(model, r"h\."),
+            weights,
+            batches,
+            token_budget=token_budget,
+            finished=lambda *sizes: counted.append(sizes[0]),
+        )
+    assert sum(counted) == 5
     for name, values in found.items():
         of_batches = [
             sum(weight * score[name] for row in rows for weight, score in zip(weights[row], scores[row], strict=True))
@@ -320,9 +298,7 @@ def test_mean_squares_equal_those_of_token_gradients(token_budget):
 def test_a_gradient_that_is_not_finite_is_named():
     model, rollouts = any_model("qwen2"), ragged_rollouts(3)
     weights = [np.full(len(tokens), 1e308) for tokens in rollouts.tokens("completion_tokens")]
-    with pytest.raises(
-        ValueError, match=r"the gradient of .* in batch 0 of the estimate of second moments is not finite"
-    ):
+    with pytest.raises(ValueError, match=r"gradient of .* in batch 0 of the estimate of second moments is not finite"):
         mean_square_gradients(Policy(model), rollouts, gradients.select_parameters(model), weights, [np.arange(3)])
 
 
@@ -330,10 +306,7 @@ def test_a_gradient_that_is_not_finite_is_named():
     ("options", "message"),
     [
         ({"engine": "ghosts"}, "engine is 'ghosts': choose one of auto, ghost, vmap, loop"),
-        (
-            {"params": "nothing_like_it"},
-            r"matches no trainable parameter; some that exist: model\.embed_tokens\.weight",
-        ),
+        ({"params": "nothing"}, r"matches no trainable parameter; some that exist: model\.embed_tokens\.weight"),
         ({"params": "("}, "is not a regular expression"),
         ({"blocks": "rows"}, "blocks is 'rows'"),
         ({"token_budget": 0}, "token_budget is 0"),
@@ -343,11 +316,6 @@ def test_a_gradient_that_is_not_finite_is_named():
 def test_bad_settings_are_refused(options, message, rollouts):
     with pytest.raises(ValueError, match=message):
         gradients.measure(tiny_model("qwen2"), rollouts, progress=False, **options)
-
-
-def test_a_model_of_no_kind_is_refused(rollouts):
-    with pytest.raises(TypeError, match="policy is a str: pass a Policy"):
-        gradients.measure("gpt2", rollouts, progress=False)
 
 
 @pytest.mark.parametrize(
@@ -364,29 +332,9 @@ def test_a_model_of_no_kind_is_refused(rollouts):
 )
 def test_allocators_are_recognised_by_their_errors(error, expected):
     assert is_out_of_memory(error) is expected
-
-
-def test_an_allocation_larger_than_any_memory_is_recognised():
     with pytest.raises(RuntimeError) as caught:
-        torch.empty(2**60, dtype=torch.uint8)
+        torch.empty(2**60, dtype=torch.uint8)  # more than any machine has
     assert is_out_of_memory(caught.value)
-
-
-def test_on_an_accelerator_the_estimate_counts_slices_and_no_libraries(monkeypatch):
-    policy = tiny()
-    selection, activations = select_parameters(policy.model), activation_size(policy)
-    given = policy, "ghost", selection, 3, 50
-    on_cpu = peak_memory(*given, 64, activations)
-    monkeypatch.setattr("gradstats.gradients.memory.is_accelerator", lambda device: True)
-    found = peak_memory(*given, 64, activations)
-    assert (found.libraries, found.weights, on_cpu.slices) == (0.0, on_cpu.weights, 0.0)
-    monkeypatch.setattr("gradstats.gradients.memory.ACTIVATION_COPIES", 1.0)
-    found, without = (peak_memory(*given, dim, ActivationSize(0.0, 0.0)) for dim in (64, None))
-    largest, logits = max(one.numel() for one in selection.parameters.values()), found.logits * GIB
-    assert found.slices * GIB == pytest.approx(max(0, 3 * largest * (12 + 16 / 3) - logits / 2))
-    assert without.slices <= found.slices
-    loop = peak_memory(policy, "loop", selection, 3, 50, 64, activations)
-    assert loop.gradients * GIB == pytest.approx(4 * selection.n_parameters)
 
 
 @pytest.mark.parametrize(
@@ -399,26 +347,23 @@ def test_on_an_accelerator_the_estimate_is_near_what_its_allocator_counts(
     shape = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 4, "num_attention_heads": 12}
     config = Qwen2Config(**shape, num_key_value_heads=2, vocab_size=8192)
     policy = Policy(AutoModelForCausalLM.from_config(config))
+    sizes = ActivationSize(329_275, 192.0)  # of its attention, which is not fused
+    given = (select_parameters(policy.model), n_sequences, time, 16384, sizes, recompute)
+    on_cpu = peak_memory(policy, "ghost", *given)
     monkeypatch.setattr("gradstats.gradients.memory.is_accelerator", lambda device: True)
     monkeypatch.setattr("gradstats.gradients.memory.sliced_head", lambda *given: None)  # so few logits are held
-    sizes = ActivationSize(329_275, 192.0)  # of its attention, which is not fused
-    found = peak_memory(policy, "ghost", select_parameters(policy.model), n_sequences, time, 16384, sizes, recompute)
+    found, loop = (peak_memory(policy, engine, *given) for engine in ("ghost", "loop"))
     assert 0.9 < found.total / counted < 1.1
+    assert (found.libraries, found.weights, on_cpu.slices) == (0.0, on_cpu.weights, 0.0)
+    assert loop.gradients * GIB == pytest.approx(4 * given[0].n_parameters)
 
 
-TABLE = Path(__file__).parents[2] / "figures" / "memory" / "memory.csv"
+PARTS = ["libraries", "weights", "activations", "logits", "gradients", "sketches"]
 
 
 def tiny(attention: str = "sdpa", layers: int = 2) -> Policy:
-    config = LlamaConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        vocab_size=101,
-        attn_implementation=attention,
-    )
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = LlamaConfig(**sizes, num_hidden_layers=layers, vocab_size=101, attn_implementation=attention)
     torch.manual_seed(0)
     return Policy(AutoModelForCausalLM.from_config(config).eval(), None, "tiny")
 
@@ -445,9 +390,7 @@ def test_the_parts_of_the_estimate():
     scaled = peak_memory(policy, "ghost", replace(selection, preconditioner=ones), 3, 10, None, sizes)
     assert (ghost.preconditioner, scaled.preconditioner * GIB) == (0, pytest.approx(4 * n))
     assert scaled.total == pytest.approx(ghost.total + scaled.preconditioner)
-    assert vmap.total == pytest.approx(
-        vmap.libraries + vmap.weights + vmap.activations + vmap.logits + vmap.gradients + vmap.sketches
-    )
+    assert vmap.total == pytest.approx(sum(getattr(vmap, name) for name in PARTS))
 
 
 def test_what_a_long_trace_takes(monkeypatch):
@@ -476,18 +419,3 @@ def test_activations_grow_with_layers_and_with_the_square_of_time_under_eager_at
     eager = activation_size(tiny("eager", layers=1))
     # Probabilities of two heads, in float32, are kept at least once.
     assert eager.quadratic >= 2 * 4
-
-
-def test_measured_peaks_are_estimated_within_30_percent():
-    table = pd.read_csv(TABLE)
-    assert set(table["engine"]) == {"ghost", "ghost+sketch", "vmap", "loop"}
-    assert table["estimated_over_measured"].between(0.7, 1.3).all()
-    parts = ["libraries", "weights", "activations", "logits", "gradients", "sketches"]
-    assert table[parts].sum(axis=1).to_numpy() == pytest.approx(table["estimated_gib"].to_numpy(), abs=0.004)
-
-
-def test_sequences_beyond_the_positions_of_the_model_are_refused():
-    model = tiny_model("gpt2")
-    rollouts = Rollouts.from_sequences([[5], [5]], [[6] * 20, [6] * 70], np.zeros(2), ["short", "long"])
-    with pytest.raises(ValueError, match=r"sequence long/0 has 71 tokens, and GPT2LMHeadModel has positions for 64 "):
-        gradients.measure(model, rollouts, progress=False)

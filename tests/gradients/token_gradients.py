@@ -1,7 +1,5 @@
 """Exact token scores, one autograd pass per token, and random directions written out."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import ragged_rollouts, tiny_model
-from gradient_models import assert_same, random_weightings
 from measured_by_hand import assert_identical, measured_by_hand
 
 import gradstats.gradients as gradients
@@ -29,19 +28,14 @@ ADAM = {
 }  # fmt: skip
 
 
-def test_a_label_states_what_the_numbers_depend_on():
+def test_a_label_states_what_the_numbers_depend_on_and_a_sentence_the_source():
+    assert metric_label({}) == metric_label({"metric": None}) == "euclidean"
     assert metric_label({"metric": ADAM}) == "adam(eps=1e-08, power=0.5, step=100, beta2=0.95, moments=1a2b)"
-    labels = {
-        metric_label({"metric": ADAM | change}) for change in ({}, {"moments": "3c"}, {"eps": 0.0}, {"step": None})
-    }
-    assert len(labels) == 4
+    changes = ({}, {"moments": "3c"}, {"eps": 0.0}, {"step": None})
+    assert len({metric_label({"metric": ADAM | change}) for change in changes}) == 4
     # beta2 enters with a number of steps only, and a file may be called otherwise
     without = ADAM | {"step": None}
     assert metric_label({"metric": without}) == metric_label({"metric": without | {"beta2": 0.9, "source": "other.pt"}})
-
-
-def test_the_metric_in_words():
-    assert metric_label({}) == metric_label({"metric": None}) == "euclidean"
     assert metric_sentence({}) == ""
     assert metric_sentence({"metric": ADAM}).endswith("P = 1/(v̂^0.5 + 1e-08), v̂ from optimizer.pt")
     assert metric_sentence({"metric": ADAM | {"source": ""}}).endswith("+ 1e-08)")
@@ -65,41 +59,23 @@ def test_the_first_number_after_a_list_of_layers_counts(name, layer):
 def test_norms_are_summed_over_blocks_and_rows_selected_with_their_sketches():
     norms = pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": [0.5, 0.25, 0.125]})
     gradients = WeightedGradients(norms, np.array([[1.0, 0.0], [1.0, 2.0], [0.0, -3.0]]))
-    assert len(gradients) == 3
-    assert gradients.sq_norms.tolist() == [1.5, 2.25, 3.125]
     assert gradients.gram().tolist() == [[1.5, 1, 0], [1, 2.25, -6], [0, -6, 3.125]]
     some = gradients.select(np.array([2, 0]))
     assert some.gram().tolist() == [[3.125, 0], [0, 1.5]]
     assert some.sq_norms_by_block.index.tolist() == [0, 1]
-    assert WeightedGradients(norms, None).select(np.array([1])).sketches is None
-
-
-def test_one_block_alone():
+    with pytest.raises(ValueError, match="no sketches by block: measure with --set measurement.block_sketches=true"):
+        gradients.of_block("a")
+    with pytest.raises(ValueError, match="holds no sketches, .*: measure with --set measurement.sketch_dim"):
+        WeightedGradients(norms, None).select(np.array([1])).gram()
+    # in half precision they are summed in float64
+    half = np.full((2, 70_000), 2.0, dtype=np.float16)
+    assert sketched_gram(half, np.array([1.0, 4.0])).tolist() == [[1, 280_000], [280_000, 4]]
     measured = measured_by_hand()
     block = measured.gradients.of_block("layer 1")
     assert block.sq_norms.tolist() == measured.sq_norms_by_block["layer 1"].tolist()
     np.testing.assert_array_equal(block.sketches, measured.sketches_by_block[:, 1])
-    whole = WeightedGradients.concatenate([measured.gradients.select(np.array(rows)) for rows in ([0, 1], [2, 3, 4])])
-    np.testing.assert_array_equal(whole.sketches_by_block, measured.sketches_by_block)
-    with pytest.raises(
-        ValueError, match="holds no sketches by block: measure with --set measurement.block_sketches=true"
-    ):
-        WeightedGradients(measured.sq_norms_by_block, measured.sketches).of_block("layer 1")
-
-
-def test_a_gram_matrix_is_exact_on_its_diagonal():
-    measured = measured_by_hand()
-    gram = measured.gram()
-    np.testing.assert_allclose(np.diag(gram), measured.sq_norms)
-    np.testing.assert_allclose(gram[0, 1], measured.sketches[0].astype(float) @ measured.sketches[1])
-    np.testing.assert_allclose(np.diag(measured.weighted["half"].gram()), measured.weighted["half"].sq_norms)
-    with pytest.raises(ValueError, match="holds no sketches, .*: measure with --set measurement.sketch_dim"):
-        replace(measured, sketches=None).gram()
-
-
-def test_inner_products_of_sketches_in_half_precision_are_summed_in_float64():
-    sketches = np.full((2, 70_000), 2.0, dtype=np.float16)
-    assert sketched_gram(sketches, np.array([1.0, 4.0])).tolist() == [[1, 280_000], [280_000, 4]]
+    gram, sketches = measured.gram(), measured.sketches.astype(float)
+    np.testing.assert_allclose(gram, sketches @ sketches.T + np.diag(measured.sq_norms - (sketches**2).sum(axis=1)))
 
 
 @pytest.mark.parametrize(
@@ -134,8 +110,7 @@ def test_too_few_probes_give_nan_and_say_so():
     measured = measured_by_hand()
     none = replace(measured, token_projections=None)
     with pytest.warns(
-        RuntimeWarning,
-        match="token energies are NaN .* since token_probes is 0: .*measurement.token_probes=32",
+        RuntimeWarning, match="token energies are NaN .* since token_probes is 0: .*measurement.token_probes=32"
     ):
         energy = none.token_energy
     # the longest completions have light tokens, and two tokens of each were measured exactly
@@ -153,26 +128,29 @@ def test_selected_rows_joined_again_are_the_whole(tmp_path):
     halves = [measured.select([0, 1]), measured.select(slice(2, None))]
     for number, half in enumerate(halves):
         half.save(tmp_path / f"shard-{number}")
+    (tmp_path / ".shard-3.77.partial").mkdir()
     for whole in (Measurement.concatenate(halves), read_measurement(tmp_path)):
         assert whole.metadata.pop("not_finite") == []
         assert_identical(whole, measured)
     replace(halves[1], proxies={}).save(tmp_path / "shard-1")  # as an earlier release wrote it
     assert read_measurement(tmp_path).proxies == {}
     assert measured.select([3, 1]).sq_norms.tolist() == measured.sq_norms[[3, 1]].tolist()
+    with pytest.raises(ValueError, match="there are no measurements to concatenate"):
+        Measurement.concatenate([])
 
 
 @pytest.mark.parametrize(
-    ("setting", "values", "others"),
+    ("setting", "values", "field"),
     [
-        ("token_seed", (0, 1), {"token_probes": 2, "sketch_dim": None}),
-        ("sketch_seed", (0, 1), {"sketch_dim": 8}),
-        ("sketch_version", (1, 2), {"sketch_dim": 8}),
+        ("token_seed", (0, 1), "token_projections"),
+        ("sketch_seed", (0, 1), "sketches"),
+        ("sketch_version", (1, 2), "sketches"),
     ],
 )
-def test_measurements_of_other_random_directions_are_not_joined(setting, values, others):
-    one, other = (measure("gpt2", ragged_rollouts(2), **others, **{setting: value}) for value in values)
-    first, second = (each.token_projections[1] if setting == "token_seed" else each.sketches for each in (one, other))
-    assert not np.allclose(first, second)
+def test_measurements_of_other_random_directions_are_not_joined(setting, values, field):
+    options = {"token_probes": 2, "sketch_dim": 8}
+    one, other = (measure("gpt2", ragged_rollouts(2), **options, **{setting: value}) for value in values)
+    assert not np.allclose(getattr(one, field)[1], getattr(other, field)[1])
     with pytest.raises(ValueError, match=rf"measurements differ in {setting} \({values[0]}, {values[1]}\)"):
         Measurement.concatenate([one, other])
 
@@ -190,6 +168,7 @@ def test_sketches_without_a_version_are_those_of_version_1(sketch_dim, version, 
     ("change", "message"),
     [
         ({"metadata": {"sketch_dim": 16}}, r"sketch_dim \(16, 8\)"),
+        ({"metadata": {"sketch_dim": 8, "metric": ADAM}}, r"metric \(adam\(eps=.*moments=1a2b\), euclidean\)"),
         ({"token_projections": None}, "token_projections"),
         ({"sketches_by_block": None}, "sketches by block"),
         ({"weighted": {}}, "the names of their token_weights"),
@@ -203,14 +182,10 @@ def test_measurements_that_lack_something_or_of_other_settings_are_not_joined(ch
         Measurement.concatenate([measured, replace(measured, **change)])
 
 
-def test_nothing_cannot_be_joined():
-    with pytest.raises(ValueError, match="there are no measurements to concatenate"):
-        Measurement.concatenate([])
-
-
 @pytest.mark.parametrize("tokens", [True, False])
 def test_what_is_saved_is_read(tmp_path, tokens):
     measured = measured_by_hand(tokens=tokens)
+    measured = replace(measured, ref_logprobs=[2 * row for row in measured.logprobs])
     measured.save(tmp_path / "m")
     assert_identical(read_measurement(tmp_path / "m"), measured)
     files = {"measurement.json", "rollouts.parquet", "tensors.safetensors"}
@@ -240,45 +215,23 @@ def test_only_a_measurement_that_keeps_what_is_derived_gives_it_again():
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_token_scores_read_back(tmp_path, dtype):
-    rollouts = ragged_rollouts(4, masked=True)
-    measured = measure("gpt2", rollouts, token_probes=6, token_exact=2, sketch_dim=32)
+    measured = measured_by_hand()
     measured.save(tmp_path / "m", token_dtype=dtype)
     read = read_measurement(tmp_path / "m")
     accuracy = {"rtol": 2 * np.finfo(dtype).eps, "atol": 1e-6}
-    for row in range(4):
-        assert read.token_projections[row].dtype == dtype
-        np.testing.assert_allclose(read.token_projections[row], measured.token_projections[row], **accuracy)
+    for row, projections in enumerate(read.token_projections):
+        assert projections.dtype == dtype
+        np.testing.assert_allclose(projections, measured.token_projections[row], **accuracy)
         np.testing.assert_array_equal(read.heavy_positions[row], measured.heavy_positions[row])
         np.testing.assert_array_equal(read.heavy_sq_norms[row], measured.heavy_sq_norms[row])
         np.testing.assert_allclose(read.heavy_sketches[row], measured.heavy_sketches[row], **accuracy)
-    some = read.select([2, 0])
-    np.testing.assert_array_equal(some.token_projections[0], read.token_projections[2])
-    np.testing.assert_array_equal(some.sketches[1], read.sketches[0])
-    assert some.rollouts.sample_id.tolist() == read.rollouts.sample_id[[2, 0]].tolist()
+    np.testing.assert_array_equal(read.select([2, 0]).token_projections[0], read.token_projections[2])
     with pytest.raises(ValueError, match='token_dtype is \'float64\': choose "float32" or "float16"'):
         measured.save(tmp_path / "other", token_dtype="float64")
     if dtype == "float16":
         measured.token_projections[1][0] = 1e5
         with pytest.raises(ValueError, match=r"token_projections reach 1e\+05, too large for float16"):
             measured.save(tmp_path / "other", token_dtype=dtype)
-
-
-def test_a_measurement_and_a_folder_of_its_shards_read_back_as_it_was(tmp_path):
-    rollouts, settings = ragged_rollouts(6, masked=True), {"sketch_dim": 32}
-    weightings, reference = random_weightings(rollouts), tiny_model("llama")
-    whole = measure("qwen2", rollouts, **settings, token_weights=weightings, reference_policy=reference)
-    whole.save(tmp_path / "whole")
-    read = read_measurement(tmp_path / "whole")
-    assert_same(read, whole)
-    assert read.metadata == whole.metadata
-    session = gradients.MeasuringSession.open(
-        tiny_model("qwen2"), rollouts, MeasurementSection(**settings), reference_policy=reference
-    )
-    for number, rows in enumerate(([0, 1], [2, 3, 4], [5])):
-        some = {name: [weights[row] for row in rows] for name, weights in weightings.items()}
-        session.measure(rollouts.select(rows), token_weights=some).save(tmp_path / "shards" / f"shard-{number}")
-    (tmp_path / "shards" / ".shard-3.77.partial").mkdir()
-    assert_same(read_measurement(tmp_path / "shards"), whole)
 
 
 def test_a_full_disk_leaves_nothing_half_written(tmp_path):
@@ -334,8 +287,8 @@ def test_other_completions_are_refused(completions, rewards, prompts, message):
         VALUES.for_rollouts(others)
 
 
-def test_a_changed_file_is_refused(tmp_path):
-    path = tmp_path / "values.parquet"
+def test_a_changed_file_another_one_and_shards_without_their_plan_do_not_serve(tmp_path):
+    path, shards = tmp_path / "values.parquet", tmp_path / "shards"
     VALUES.to_parquet(path)
     damaged = bytearray(path.read_bytes())
     damaged[60] ^= 1
@@ -345,13 +298,11 @@ def test_a_changed_file_is_refused(tmp_path):
     ROLLOUTS.to_parquet(tmp_path / "rollouts.parquet")
     with pytest.raises(ValueError, match="holds no state values"):
         read_state_values(tmp_path / "rollouts.parquet")
-
-
-def test_shards_without_their_plan_are_left_out_with_a_warning(tmp_path):
-    VALUES.to_parquet(tmp_path / "shard-00000.parquet")
+    shards.mkdir()
+    VALUES.to_parquet(shards / "shard-00000.parquet")
     reason = r"are left out \(their plan\.json is missing\): `gradstats run` makes them again"
     with pytest.warns(UserWarning, match=reason):
-        assert stored_values(tmp_path, ROLLOUTS) == {}
+        assert stored_values(shards, ROLLOUTS) == {}
 
 
 def test_sequences_are_counted_by_their_lengths():

@@ -66,13 +66,8 @@ def test_inner_products_with_the_sum_are_unbiased(many_probes):
 
 def by_hand(projections=((1.0, 3.0), (2.0, -2.0), (1.0, 0.0)), sketches=None):
     """Three tokens of which the second was measured exactly, with the squared norm 9; the third does not count."""
-    return TokenScores(
-        None if projections is None else np.array(projections),
-        np.array([1]),
-        np.array([9.0]),
-        sketches,
-        np.array([True, True, False]),
-    )
+    probes = None if projections is None else np.array(projections)
+    return TokenScores(probes, np.array([1]), np.array([9.0]), sketches, np.array([True, True, False]))
 
 
 def test_quantities_of_three_tokens_by_hand():
@@ -90,23 +85,16 @@ def test_quantities_of_three_tokens_by_hand():
     # With sketches ⟨s, S⟩ = 9 + ⟨Cs, C(S − s)⟩ = 9 + (2, 1)·(1, −1).
     sketched = by_hand(sketches=np.array([[2.0, 1.0]]))
     np.testing.assert_allclose(sketched.cross(np.array([3.0, 0.0])), [3.5, 10, 0])
-
-
-def test_without_probes_only_exact_tokens_have_values():
-    scores = by_hand(projections=None, sketches=np.array([[2.0, 1.0]]))
-    np.testing.assert_array_equal(scores.energy(), [np.nan, 9, 0])
-    np.testing.assert_array_equal(scores.cumulative_energy_stderr(), [np.nan, np.nan, np.nan])
-    np.testing.assert_array_equal(scores.cross(np.array([3.0, 0.0])), [np.nan, 10, 0])
+    without = by_hand(projections=None, sketches=np.array([[2.0, 1.0]]))  # of probes: only exact tokens have values
+    np.testing.assert_array_equal(without.energy(), [np.nan, 9, 0])
+    np.testing.assert_array_equal(without.cumulative_energy_stderr(), [np.nan, np.nan, np.nan])
+    np.testing.assert_array_equal(without.cross(np.array([3.0, 0.0])), [np.nan, 10, 0])
 
 
 def test_the_remark_states_the_precision_and_a_remedy_where_it_is_poor():
-    poor = by_hand()
+    poor, good = by_hand(), by_hand(projections=((1.0, 1.0), (0.0, 0.0), (0.0, 0.0)))
     assert relative_error_of_total([poor, poor]) == pytest.approx(4 / 14)
-    assert remark_on_precision([poor]) == (
-        "W_T has a median relative standard error of 28.6%, from 2 probes and 1 exact tokens, which is poor: raise "
-        "token_exact, for example to 16, or token_probes, since the error decreases with its square root"
-    )
-    good = by_hand(projections=((1.0, 1.0), (0.0, 0.0), (0.0, 0.0)))
-    assert remark_on_precision([good]) == (
-        "W_T has a median relative standard error of 0.0%, from 2 probes and 1 exact tokens"
-    )
+    remarks = [remark_on_precision([one]) for one in (poor, good)]
+    whole = "W_T has a median relative standard error of {}, from 2 probes and 1 exact tokens"
+    assert remarks[0].startswith(whole.format("28.6%") + ", which is poor: raise token_exact, for example to 16, or")
+    assert remarks[1] == whole.format("0.0%")

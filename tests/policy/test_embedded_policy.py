@@ -1,9 +1,7 @@
 """The shipped policy: it loads with plain transformers, does what its model card says, and lies near a real model."""
 
-from __future__ import annotations
-
+import importlib
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,20 +54,12 @@ def rollouts():
     return sampled(N_PROBLEMS, PER_PROBLEM)
 
 
-@pytest.fixture(scope="module")
-def texts(rollouts):
-    return list(rollouts.frame["completion_text"])
-
-
-def test_the_weights_have_4_to_8_megabytes_and_the_folder_holds_what_transformers_reads():
+def test_it_is_a_small_float32_qwen2_in_a_folder_that_transformers_reads(model):
     files = [file for file in FOLDER.rglob("*") if file.is_file()]
     needed = {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors", "README.md"}
     assert needed <= {file.name for file in files}
     assert 4_000_000 <= (FOLDER / "model.safetensors").stat().st_size <= 8_000_000
     assert sum(file.stat().st_size for file in files) <= 16_000_000
-
-
-def test_it_is_a_float32_qwen2_of_1_to_2_million_parameters(model):
     assert model.config.model_type == "qwen2"
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert 1_000_000 <= sum(parameter.numel() for parameter in model.parameters()) <= 2_000_000
@@ -89,12 +79,8 @@ def test_text_survives_encoding_and_decoding(tokenizer, text):
 
 
 def test_words_and_digits_are_one_token_each_with_the_space_before_them(tokenizer):
-    text = "Start: 31. Monday she wins 7: roughly 31 plus 7 is 28."
-    pieces = [
-        "Start", ":", " 3", "1", ".", " Monday", " she", " wins", " 7", ":",
-        " roughly", " 3", "1", " plus", " 7", " is", " 2", "8", ".",
-    ]  # fmt: skip
-    ids = tokenizer.encode(text, add_special_tokens=False)
+    pieces = ["Start", ":", " 3", "1", ".", " Monday", " she", " wins", " 7", ":", " roughly", " plus", " 2", "8", "."]
+    ids = tokenizer.encode("".join(pieces), add_special_tokens=False)
     assert [tokenizer.decode(token) for token in ids] == pieces
 
 
@@ -105,17 +91,13 @@ def test_end_and_padding_are_distinct_tokens_and_agree_with_the_model(tokenizer,
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
 
 
-def test_chat_template_gives_the_trained_prompt(tokenizer):
+def test_chat_template_gives_the_trained_prompt_and_no_other_roles(tokenizer):
     messages = [{"role": "user", "content": "Mia has 12 apples."}]
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert text == "<|user|>Mia has 12 apples.<|assistant|>"
     tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)["input_ids"]
-    assert [tokenizer.decode(token) for token in tokens] == [
-        "<|user|>", "Mia", " has", " 1", "2", " apples", ".", "<|assistant|>",
-    ]  # fmt: skip
-
-
-def test_chat_template_refuses_roles_it_was_not_trained_on(tokenizer):
+    pieces = ["<|user|>", "Mia", " has", " 1", "2", " apples", ".", "<|assistant|>"]
+    assert [tokenizer.decode(token) for token in tokens] == pieces
     with pytest.raises(Exception, match="knows the roles user and assistant only"):
         tokenizer.apply_chat_template([{"role": "system", "content": "Be brief."}])
 
@@ -127,40 +109,26 @@ def test_success_falls_with_difficulty_and_most_groups_are_mixed(rollouts):
     assert rewards[steps == 2].mean() > rewards[steps >= 4].mean()
     shares = rewards.mean(axis=1)
     assert ((shares > 0) & (shares < 1)).mean() > 0.6
-
-
-def test_lengths_span_a_factor_of_five(rollouts):
     assert rollouts.lengths.max() >= 5 * rollouts.lengths.min()
     assert 50 < np.median(rollouts.lengths) < 140
     assert rollouts.truncated.mean() < 0.05
 
 
-def test_traces_vary_and_each_reaches_an_answer(rollouts, texts):
-    answered = [extract_answer(text) is not None for text in texts]
-    assert np.mean(answered) > 0.95
+def test_traces_vary_recover_from_wrong_steps_and_reach_an_answer(rollouts):
+    texts = list(rollouts.frame["completion_text"])
+    assert np.mean([extract_answer(text) is not None for text in texts]) > 0.95
     for first in range(0, len(texts), PER_PROBLEM):
         assert len(set(texts[first : first + PER_PROBLEM])) >= PER_PROBLEM - 1
     for word in ("roughly", "Hmm", "Then", "apples", " - "):
         assert 0.01 < np.mean([word in text for text in texts]) < 0.99
-
-
-def test_some_traces_recover_from_a_wrong_step(rollouts, texts):
-    noticed = np.array(
-        [bool(re.search(r"[Ss]o not|was off|was wrong|is wrong|that cannot be", text)) for text in texts]
-    )
+    refuted = re.compile(r"[Ss]o not|was off|was wrong|is wrong|that cannot be")
+    noticed = np.array([bool(refuted.search(text)) for text in texts])
     assert noticed.mean() > 0.03
     assert rollouts.rewards[noticed].mean() > 0.15
-
-
-def test_exact_steps_are_mostly_right(texts):
     found = [match for text in texts for match in re.findall(r"(\w+)?[,:]? (\d+) ([+-]) (\d+) = (\d+)", text)]
-    exact = [
-        int(a) + int(sign + b) == int(result)
-        for word, a, sign, b, result in found
-        if word not in ("roughly", "quickly", "head")
-    ]
+    exact = [one for one in found if one[0] not in ("roughly", "quickly", "head")]
     assert len(exact) > 200
-    assert np.mean(exact) > 0.85
+    assert np.mean([int(a) + int(sign + b) == int(result) for _, a, sign, b, result in exact]) > 0.85
 
 
 @pytest.mark.slow
@@ -182,13 +150,9 @@ def test_the_card_states_the_same_bands_and_none_is_missed(card):
     assert all(float(least) <= float(value) <= float(largest) for least, largest, value in found)
 
 
-def test_problems_of_the_card_are_of_this_kind(card):
+def test_model_card_states_what_was_measured(card):
     example = re.sub(r"\s+", " ", re.search(r"`(Mia has.*?)`", card, flags=re.DOTALL).group(1))
     assert parse_problem(example).counts[-1] == 11
-    assert "The answer is 11." in card
-
-
-def test_model_card_states_what_was_measured(card):
     success = float(re.search(r"right answers \| ([\d.]+)%", card).group(1))
     mixed = float(re.search(r"both right and wrong answers \| ([\d.]+)%", card).group(1))
     correlation, low, high = map(float, re.search(r"within a prompt \| (\S+) \[(\S+), (\S+)\]", card).groups())
@@ -196,8 +160,7 @@ def test_model_card_states_what_was_measured(card):
     assert mixed >= 60
     assert -0.5 <= low <= correlation <= -0.1
     assert high < 0
-    assert "by construction" in card
-    assert "Apache-2.0" in card
+    assert all(words in card for words in ("The answer is 11.", "by construction", "Apache-2.0"))
 
 
 def test_second_moments_are_there_for_every_parameter(model):
@@ -209,39 +172,6 @@ def test_second_moments_are_there_for_every_parameter(model):
     assert all(bool((tensor >= 0).all()) and bool((tensor > 0).any()) for tensor in stored.values())
     with safetensors_torch.safe_open(path, "pt") as opened:
         assert set(opened.metadata()) >= {"step", "beta2", "eps"}
-
-
-pytest.importorskip("transformers")
-EXPERIMENTS = str(Path(__file__).parents[2] / "experiments")
-
-
-@pytest.fixture(scope="module")
-def script():
-    sys.path.insert(0, EXPERIMENTS)
-    try:
-        import train_embedded_policy
-    finally:
-        sys.path.remove(EXPERIMENTS)
-    return train_embedded_policy
-
-
-@pytest.fixture
-def model_of_embedded_training(script):
-    return script.build_model(script.build_tokenizer(), script.Recipe())
-
-
-def head_sizes(model_of_embedded_training):
-    """Root mean square of each head's query and key weights times the gain before them, layers × 2 × heads."""
-    sizes = []
-    for layer in model_of_embedded_training.model.layers:
-        attention, gain = layer.self_attn, layer.input_layernorm.weight
-        sizes.append(
-            [
-                (projection.weight * gain).reshape(6, 24 * 144).square().mean(1).sqrt().tolist()
-                for projection in (attention.q_proj, attention.k_proj)
-            ]
-        )
-    return np.array(sizes)
 
 
 def test_muon_gives_the_update_of_torch_to_the_rounding_of_bfloat16(script):
@@ -266,52 +196,54 @@ def test_muon_gives_the_update_of_torch_to_the_rounding_of_bfloat16(script):
         assert moved > 0
 
 
-def test_attention_is_limited_head_by_head_to_the_reach_and_not_before_the_last_restart(
-    script, model_of_embedded_training
-):
+@pytest.fixture(scope="module")
+def script():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[2] / "experiments"))
+        return importlib.import_module("train_embedded_policy")
+
+
+def test_noise_moves_layers_and_embeddings_for_one_pass_only_and_grows_to_its_size(script):
     recipe = script.Recipe()
+    model = script.build_model(script.build_tokenizer(), recipe)
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    for step, size in (
+        (recipe.even, 0.0),
+        ((recipe.even + recipe.restarts[0]) // 2, recipe.noise / 2),
+        (recipe.restarts[1], recipe.noise),
+        (recipe.restarts[-1], recipe.last_noise),
+    ):
+        with script.noisy_weights(model, recipe, step):
+            moved = {name: weight.detach() - before[name] for name, weight in model.named_parameters()}
+        assert not torch.cat([moved["lm_head.weight"].flatten(), moved["model.norm.weight"]]).any()
+        assert float(moved["model.embed_tokens.weight"].std()) == pytest.approx(size, rel=0.02)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+
+
+def test_attention_is_limited_head_by_head_to_the_reach_and_not_before_the_last_restart(script):
+    recipe = script.Recipe()
+    model = script.build_model(script.build_tokenizer(), recipe)
+    layer = model.model.layers[0]
+    queries = layer.self_attn.q_proj
     with torch.no_grad():
-        for layer in model_of_embedded_training.model.layers:
-            layer.input_layernorm.weight.fill_(0.5)
-            layer.self_attn.q_proj.weight[:24].mul_(100)  # the first head's queries
-            layer.self_attn.q_proj.bias.fill_(1.0)
-    start = head_sizes(model_of_embedded_training)
-    assert start[:, 0, 0].min() > 1 > recipe.reach > start[:, :, 1:].max()
+        queries.weight[:24].mul_(100)  # the first head's queries
+        queries.bias.fill_(1.0)
+    start = queries.weight.detach().clone()
 
-    script.limit_attention(model_of_embedded_training, recipe, recipe.restarts[-1] - 1)
-    np.testing.assert_array_equal(head_sizes(model_of_embedded_training), start)
+    def size():
+        return float((queries.weight[:24] * layer.input_layernorm.weight).detach().square().mean().sqrt())
 
-    script.limit_attention(model_of_embedded_training, recipe, recipe.restarts[-1] + recipe.limited // 2 - 1)
-    limited = head_sizes(model_of_embedded_training)
-    np.testing.assert_allclose(limited[:, 0, 0], recipe.reach * 5**0.5, rtol=1e-5)
-    np.testing.assert_array_equal(limited[:, :, 1:], start[:, :, 1:])
-
-    script.limit_attention(model_of_embedded_training, recipe, recipe.steps)
-    np.testing.assert_allclose(head_sizes(model_of_embedded_training)[:, 0, 0], recipe.reach, rtol=1e-5)
-    bias = model_of_embedded_training.model.layers[0].self_attn.q_proj.bias
-    np.testing.assert_allclose(bias[:24].detach(), recipe.reach / start[0, 0, 0], rtol=1e-5)
-    assert bool((bias[24:] == 1.0).all())
-
-
-def test_noise_moves_layers_and_embeddings_for_one_pass_only_and_grows_to_its_size(script, model_of_embedded_training):
-    recipe = script.Recipe()
-    before = {name: weight.detach().clone() for name, weight in model_of_embedded_training.named_parameters()}
-
-    def size_at(step):
-        with script.noisy_weights(model_of_embedded_training, recipe, step):
-            moved = {
-                name: weight.detach() - before[name] for name, weight in model_of_embedded_training.named_parameters()
-            }
-            assert not moved["lm_head.weight"].any()
-            assert not moved["model.norm.weight"].any()
-            return float(moved["model.embed_tokens.weight"].std())
-
-    assert size_at(recipe.even) == 0.0
-    assert size_at((recipe.even + recipe.restarts[0]) // 2) == pytest.approx(recipe.noise / 2, rel=0.02)
-    assert size_at(recipe.restarts[1]) == pytest.approx(recipe.noise, rel=0.02)
-    assert size_at(recipe.restarts[-1]) == pytest.approx(recipe.last_noise, rel=0.02)
-    for name, weight in model_of_embedded_training.named_parameters():
-        assert torch.equal(weight, before[name])
+    first = size()
+    for step, limited in (
+        (recipe.restarts[-1] - 1, first),
+        (recipe.restarts[-1] + recipe.limited // 2 - 1, recipe.reach * 5**0.5),
+        (recipe.steps, recipe.reach),
+    ):
+        script.limit_attention(model, recipe, step)
+        assert size() == pytest.approx(limited, rel=1e-5)
+    assert torch.equal(queries.weight[24:], start[24:])
+    np.testing.assert_allclose(queries.bias[:24].detach(), recipe.reach / first, rtol=1e-5)
+    assert bool((queries.bias[24:] == 1.0).all())
 
 
 def test_misreading_makes_traces_wrong_without_a_rough_step_and_checks_are_right_at_last(script):

@@ -26,12 +26,9 @@ def parts(n, fit, error=OUT):
     return list(in_parts_that_fit(np.arange(n), work, CPU, "sequences", "a smaller token_budget"))
 
 
-def test_everything_is_done_at_once_where_it_fits():
-    ((rows, total),) = parts(7, 7)
-    assert (rows.tolist(), total) == ([*range(7)], 21)
-
-
 def test_halves_keep_the_order_and_leave_nothing_out():
+    ((rows, total),) = parts(7, 7)  # everything at once where it fits
+    assert (rows.tolist(), total) == ([*range(7)], 21)
     with pytest.warns(RuntimeWarning, match=r"memory ran out on \d sequences together: continuing with \d \(a smaller"):
         found = parts(7, 2)
     assert [row for rows, _ in found for row in rows] == [*range(7)]

@@ -1,7 +1,5 @@
 """Loading a policy, what it states about itself, and a model that is divided among ranks."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,9 +13,8 @@ from transformers.utils import logging as transformers_logging
 
 import gradstats as gs
 from gradstats.gradients import measure
-from gradstats.gradients.checks.self_check import TOLERANCES
 from gradstats.gradients.parameters import select_parameters
-from gradstats.policy.model import DTYPES, class_name, dtype_name, n_logits, output_embedding, vocabulary_size
+from gradstats.policy.model import class_name, n_logits, output_embedding, vocabulary_size
 from gradstats.policy.policy import Policy, load_policy, suitable_threads
 from gradstats.policy.sharding import (
     READS_PARTS,
@@ -81,15 +78,11 @@ def test_a_device_without_float64_is_refused_before_it_is_measured_on(monkeypatc
         measure(tiny_model("qwen2"), rollouts, progress=False)
 
 
-def test_prompts_without_a_chat_template_are_encoded_bare():
-    policy = Policy(tiny_model("qwen2"), tiny_tokenizer(chat_template=False))
+def test_prompts_without_a_chat_template_are_encoded_bare_and_one_that_fails_is_named():
+    policy = Policy(tiny_model("qwen2"), tiny_tokenizer(chat_template=False), name="tiny")
     assert policy.tokenizer.decode(policy.encode_prompt("ab 1")) == "ab 1"
     with pytest.raises(ValueError, match="has no chat template for a system prompt"):
         policy.encode_prompt("ab", system_prompt="be brief")
-
-
-def test_a_template_that_fails_is_named():
-    policy = Policy(tiny_model("qwen2"), tiny_tokenizer(), name="tiny")
     policy.tokenizer.chat_template = "{{ raise_exception('no system role') }}"
     with pytest.raises(ValueError, match="the chat template of tiny failed on the prompt 'ab': no system role"):
         policy.encode_prompt("ab", system_prompt="x")
@@ -98,11 +91,8 @@ def test_a_template_that_fails_is_named():
 
 
 R1_TEMPLATE = (
-    "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}"
-    "{% set ns = namespace(system_prompt='') %}"
-    "{%- for message in messages %}{%- if message['role'] == 'system' %}"
-    "{% set ns.system_prompt = message['content'] %}{%- endif %}{%- endfor %}"
-    "{{bos_token}}{{ns.system_prompt}}"
+    "{% set ns = namespace(system_prompt='') %}{%- for message in messages %}{%- if message['role'] == 'system' %}"
+    "{% set ns.system_prompt = message['content'] %}{%- endif %}{%- endfor %}{{bos_token}}{{ns.system_prompt}}"
     "{%- for message in messages %}{%- if message['role'] == 'user' %}{{'<user>' + message['content']}}{%- endif %}"
     "{%- endfor %}{% if add_generation_prompt %}{{'<assistant>think\n'}}{% endif %}"
 )
@@ -160,26 +150,19 @@ def test_bars_of_transformers_are_not_shown_for_local_weights(policy_folder, cap
 
 
 def test_small_models_take_one_thread_and_give_the_setting_back(monkeypatch):
-    before = torch.get_num_threads()
+    before, policy = torch.get_num_threads(), Policy(tiny_model("qwen2"))
     torch.set_num_threads(2)
     try:
-        with suitable_threads(Policy(tiny_model("qwen2"))):
+        with suitable_threads(policy):
             assert torch.get_num_threads() == 1
-        assert torch.get_num_threads() == 2
-        with pytest.raises(KeyboardInterrupt), suitable_threads(Policy(tiny_model("qwen2"))):
+        with pytest.raises(KeyboardInterrupt), suitable_threads(policy):
             raise KeyboardInterrupt
         assert torch.get_num_threads() == 2
         monkeypatch.setattr("gradstats.policy.policy._SMALL", 10)
-        with suitable_threads(Policy(tiny_model("qwen2"))):
+        with suitable_threads(policy):
             assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-
-
-def test_every_type_has_its_name_and_a_tolerance():
-    assert DTYPES["bfloat16"] is torch.bfloat16
-    assert {dtype_name(dtype): dtype for dtype in DTYPES.values()} == DTYPES
-    assert set(TOLERANCES) == set(DTYPES.values())
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -195,13 +178,11 @@ def test_sizes_are_those_of_the_embeddings(architecture, tied):
     assert (vocabulary_size(model), n_logits(model)) == (64, 50)
 
 
-def test_a_process_without_a_group_cannot_hold_a_part(policy_folder):
+def test_one_rank_holds_the_whole_model_and_a_process_without_a_group_no_part(policy_folder, request):
     message = r"sharded=True divides the weights over the ranks of a process group, and this process belongs to none"
     with pytest.raises(ValueError, match=message):
         gs.load_policy(policy_folder, sharded=True, progress=False)
-
-
-def test_one_rank_holds_the_whole_model(one_rank, policy_folder):
+    request.getfixturevalue("one_rank")
     assert n_ranks() == 1
     assert not is_sharded(gs.load_policy(policy_folder, sharded=True, progress=False).model)
 
@@ -247,7 +228,7 @@ def test_only_outermost_lists_of_layers_count():
     assert [path for path, _ in layer_lists(model)] == ["blocks"]
 
 
-@pytest.mark.skipif(not READS_PARTS, reason="this transformers reads whole files, as the next test assumes")
+@pytest.mark.skipif(not READS_PARTS, reason="this transformers reads whole files")
 def test_transformers_reads_the_part_of_a_rank_for_the_accelerator_of_the_machine(one_rank, policy_folder, monkeypatch):
     config = sharded_loading(policy_folder, {})["distributed_config"]
     assert (config.fsdp_size, config.fsdp_plan) == (1, {"model.layers.*": "free_full_weight"})
@@ -255,10 +236,7 @@ def test_transformers_reads_the_part_of_a_rank_for_the_accelerator_of_the_machin
     assert (shards_while_loading("cuda:1"), shards_while_loading("cpu")) == (True, False)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
     assert shards_while_loading("cpu")
-
-
-def test_an_older_transformers_reads_whole_weights_on_each_rank(monkeypatch):
-    monkeypatch.setattr("gradstats.policy.sharding.READS_PARTS", False)
+    monkeypatch.setattr("gradstats.policy.sharding.READS_PARTS", False)  # as of an older transformers
     assert not shards_while_loading("cpu")
 
 

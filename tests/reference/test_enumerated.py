@@ -105,14 +105,16 @@ def test_moments_against_all_ordered_groups(policy: EnumeratedPolicy, turned: En
     assert moments.noise_to_signal == pytest.approx(moments.trace_cov / along)
 
 
-def test_moments_against_sampling(policy: EnumeratedPolicy):
-    batch, scores, token_scores = policy.sample(40_000, 3, rng=0)
+@pytest.mark.parametrize("off_policy", [False, True])
+def test_moments_against_sampling(policy: EnumeratedPolicy, turned: EnumeratedPolicy, off_policy: bool):
+    drawn = turned if off_policy else policy
+    batch, scores, token_scores = drawn.sample(40_000, 3, rng=0)
     assert_allclose(token_scores.sum(axis=1), scores)
-    for estimator in (est.rloo(), est.otb()):
+    for estimator in (ImportanceWeighted(), TOKEN_RATIOS) if off_policy else (est.rloo(), est.otb()):
         weights = estimator.weights(batch)
         terms = weights[:, None] * scores if weights.ndim == 1 else np.einsum("nt,ntd->nd", weights, token_scores)
-        gradients = terms.reshape(-1, 3, 4).sum(axis=1)
-        moments = policy.moments(estimator, 3)
+        gradients = terms.reshape(-1, 3, scores.shape[1]).sum(axis=1)
+        moments = drawn.moments(estimator, 3)
         spread = np.sqrt(moments.trace_cov / len(gradients))
         assert np.linalg.norm(gradients.mean(axis=0) - moments.mean) < 3 * spread
         assert gradients.var(axis=0, ddof=1).sum() == pytest.approx(moments.trace_cov, rel=0.03)
@@ -133,29 +135,25 @@ def test_multisets_against_ordered_draws(group_size: int):
     assert sum(chances) == pytest.approx(1)
 
 
-def test_bad_input(policy: EnumeratedPolicy):
-    with pytest.raises(ValueError, match="batch_mean is a batch-level estimator: use batch_moments"):
-        policy.moments(est.batch_mean(), 2)
-    with pytest.raises(ValueError, match=r"groups are too many to enumerate .*smaller group_size"):
-        policy.moments(est.rloo(), 12)
-    with pytest.raises(ValueError, match="500001 batches are too many to enumerate"):
-        refuse_too_many(500_001, "batches")
-    with pytest.raises(ValueError, match="batches are too many"):
-        policy.batch_moments(est.rloo(), 4, 4)
-
-
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("ask", "message"),
     [
-        ({"vocabulary": 1}, "vocabulary must be at least 2"),
-        ({"max_length": 0}, "must be at least 1"),
-        ({"n_prompts": 2, "prompt_probabilities": np.array([0.5, 0.6])}, "2 numbers that sum to 1"),
-        ({"theta": np.zeros(4), "old_theta": np.zeros(3)}, r"old_theta has shape \(3,\), but theta has \(4,\)"),
+        (lambda policy: policy.moments(est.batch_mean(), 2), "batch_mean is a batch-level .*: use batch_moments"),
+        (lambda policy: policy.moments(est.rloo(), 12), "groups are too many to enumerate .*smaller group_size"),
+        (lambda policy: policy.batch_moments(est.rloo(), 4, 4), "batches are too many"),
+        (lambda _: refuse_too_many(500_001, "batches"), "500001 batches are too many to enumerate"),
+        (lambda _: EnumeratedPolicy(vocabulary=1), "vocabulary must be at least 2"),
+        (lambda _: EnumeratedPolicy(max_length=0), "must be at least 1"),
+        (lambda _: EnumeratedPolicy(n_prompts=2, prompt_probabilities=np.full(2, 0.6)), "2 numbers that sum to 1"),
+        (
+            lambda _: EnumeratedPolicy(theta=np.zeros(4), old_theta=np.zeros(3)),
+            r"old_theta has shape \(3,\), but theta has \(4,\)",
+        ),
     ],
 )
-def test_bad_policies(options, message):
+def test_what_cannot_be_enumerated_is_refused(policy: EnumeratedPolicy, ask, message: str):
     with pytest.raises(ValueError, match=message):
-        EnumeratedPolicy(**options)
+        ask(policy)
 
 
 UNBIASED = [
@@ -167,52 +165,52 @@ UNBIASED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("estimator", UNBIASED, ids=str)
-@pytest.mark.parametrize("group_size", [2, 4])
-def test_leave_one_out_is_unbiased(policy: EnumeratedPolicy, estimator, group_size: int):
-    moments = policy.moments(estimator, group_size)
-    assert estimator.expected_scale(group_size) == 1.0
-    assert_allclose(moments.bias, 0, atol=1e-10)
-    assert moments.cosine == pytest.approx(1)
+OWN_MEANS = [est.group_mean(), est.dr_grpo(), est.asymmetric()]
 
 
-@pytest.mark.parametrize("estimator", [est.group_mean(), est.dr_grpo(), est.asymmetric()], ids=str)
+@pytest.mark.parametrize("estimator", UNBIASED + OWN_MEANS, ids=str)
 @pytest.mark.parametrize("group_size", [1, 2, 4])
-def test_own_sample_mean_is_a_known_share(policy: EnumeratedPolicy, estimator, group_size: int):
-    moments = policy.moments(estimator, group_size)
-    assert estimator.expected_scale(group_size) == (group_size - 1) / group_size
-    assert_allclose(moments.mean, (group_size - 1) / group_size * policy.gradient, atol=1e-10)
+def test_the_stated_scale_is_that_of_the_gradient(policy: EnumeratedPolicy, estimator, group_size: int):
+    scale = estimator.expected_scale(group_size)
+    if group_size > 1:
+        assert scale == ((group_size - 1) / group_size if estimator in OWN_MEANS else 1.0)
+    if scale is not None:
+        assert_allclose(policy.moments(estimator, group_size).mean, scale * policy.gradient, atol=1e-10)
+
+
+@pytest.mark.parametrize("group_size", [1, 2, 3])
+def test_the_sequence_ratio_is_unbiased(turned: EnumeratedPolicy, group_size: int):
+    moments = turned.moments(ImportanceWeighted(), group_size)
+    assert_allclose(moments.bias, 0, atol=1e-12)
+    assert (moments.cosine, moments.coefficient) == pytest.approx((1, 1))
+    assert moments.matched_bias_share(128) == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize(
     "estimator",
-    [est.token_mean(), est.length_weighted(0.8), est.norm_weighted(), est.kimi(0.5), est.otb(),
-     est.otb_turns(), est.causal_optimal()],
+    [est.token_mean(), est.length_weighted(0.8), est.norm_weighted(), est.kimi(0.5), est.otb(), est.otb_turns(),
+     est.causal_optimal(), est.grpo(), est.grpo(loo=True), est.max_rl(), est.pass_at_k(),
+     Recipe("rloo", aggregation="sequence_mean")],
     ids=str,
 )  # fmt: skip
-def test_own_sample_weighting_shrinks_and_turns(policy: EnumeratedPolicy, estimator):
-    moments = policy.moments(estimator, 3)
-    assert estimator.expected_scale(3) is None
+def test_what_shrinks_and_turns_has_no_known_scale(policy: EnumeratedPolicy, estimator):
+    moments = policy.moments(estimator, 4)
+    assert estimator.expected_scale(4) is None
     assert np.linalg.norm(moments.bias) > 1e-3
     assert moments.cosine < 1 - 1e-6
-    assert moments.mean @ policy.gradient < policy.gradient @ policy.gradient
-
-
-def test_grpo_and_max_rl_rescale_prompts(policy: EnumeratedPolicy):
-    for estimator in (est.grpo(), est.grpo(loo=True), est.max_rl(), est.pass_at_k()):
-        assert estimator.expected_scale(4) is None
-        assert policy.moments(estimator, 4).cosine < 1 - 1e-6
 
 
 @pytest.mark.parametrize("group_size", [2, 3, 4])
 def test_gradients_of_other_objectives(group_size: int):
     policy = EnumeratedPolicy(rng=5, max_length=3)
     rate = float(policy.probabilities @ policy.rewards)
-    log_likelihood = sum((1 - rate) ** power for power in range(group_size - 1))
-    assert_allclose(policy.moments(est.max_rl(), group_size).mean, log_likelihood * policy.gradient, atol=1e-12)
-    # E[max] = 1 − (1−p)^N, so its gradient is N(1−p)^{N−1}∇p, and the estimator carries 1/N
-    best = (1 - rate) ** (group_size - 1)
-    assert_allclose(policy.moments(est.pass_at_k(), group_size).mean, best * policy.gradient, atol=1e-12)
+    for estimator, factor in (
+        (est.max_rl(), sum((1 - rate) ** power for power in range(group_size - 1))),
+        # E[max] = 1 − (1−p)^N, so its gradient is N(1−p)^{N−1}∇p, and the estimator carries 1/N
+        (est.pass_at_k(), (1 - rate) ** (group_size - 1)),
+        (Recipe("group_mean", ratio="token_clip", aggregation="constant(max_tokens=8)"), (1 - 1 / group_size) / 8),
+    ):
+        assert_allclose(policy.moments(estimator, group_size).mean, factor * policy.gradient, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -240,27 +238,6 @@ def test_batch_moments_of_a_local_estimator_are_a_share_of_one_groups(two_prompt
     one, three = two_prompts.moments(est.rloo(), 2), two_prompts.batch_moments(est.rloo(), 2, 3)
     assert_allclose(three.mean, one.mean, atol=1e-12)
     assert three.trace_cov == pytest.approx(one.trace_cov / 3)
-
-
-def test_dr_grpo_on_policy_is_a_share_of_the_true_gradient(policy: EnumeratedPolicy):
-    recipe = Recipe("group_mean", ratio="token_clip", aggregation="constant(max_tokens=8)")
-    assert_allclose(policy.moments(recipe, 4).mean, 3 / 4 / 8 * policy.gradient, atol=1e-12)
-    turned = policy.moments(Recipe("rloo", aggregation="sequence_mean"), 4)
-    assert turned.cosine < 1 - 1e-6
-
-
-def test_more_completions_shrink_the_part_within_prompts(policy: EnumeratedPolicy):
-    few, many = policy.moments(est.reinforce(), 2), policy.moments(est.reinforce(), 4)
-    assert many.within_prompt == pytest.approx(few.within_prompt / 2)
-    assert many.between_prompt == pytest.approx(few.between_prompt)
-
-
-@pytest.mark.parametrize("b", [-0.5, 0.0, 0.3, 2.0])
-def test_cost_of_any_constant(policy: EnumeratedPolicy, b: float):
-    best = policy.optimal_constant
-    least = policy.weighted_moments(policy.rewards - best).trace_cov
-    cost = policy.weighted_moments(policy.rewards - b).trace_cov
-    assert cost == pytest.approx(least + (b - best) ** 2 * policy.expected_sq_norm, rel=1e-12)
 
 
 def test_causal_optimum_beats_every_baseline_of_t_alone(policy: EnumeratedPolicy):
@@ -294,15 +271,6 @@ def test_the_ratios_are_those_of_two_policies_and_the_gradient_is_that_of_the_sc
     assert scored.chi_squared == pytest.approx(0, abs=1e-12)
 
 
-@pytest.mark.parametrize("group_size", [1, 2, 3])
-def test_the_sequence_ratio_is_unbiased(turned: EnumeratedPolicy, group_size: int):
-    moments = turned.moments(ImportanceWeighted(), group_size)
-    assert_allclose(moments.bias, 0, atol=1e-12)
-    assert moments.cosine == pytest.approx(1)
-    assert moments.coefficient == pytest.approx(1)
-    assert moments.matched_bias_share(128) == pytest.approx(0, abs=1e-12)
-
-
 def test_the_ranking_that_rloo_as_the_truth_turns_round(turned: EnumeratedPolicy):
     plain, tokens = (turned.moments(estimator, 3) for estimator in (est.rloo(), TOKEN_RATIOS))
     assert plain.cosine == pytest.approx(0.657, abs=1e-3)
@@ -314,24 +282,18 @@ def test_the_ranking_that_rloo_as_the_truth_turns_round(turned: EnumeratedPolicy
         assert judged < 0.75
 
 
-def test_draws_come_from_the_old_policy(turned: EnumeratedPolicy):
-    batch, scores, _ = turned.sample(30_000, 2, rng=1)
-    assert batch.old_logprobs is not None
-    assert batch.logprobs is not None
-    ratios = np.exp((batch.logprobs - batch.old_logprobs).sum(axis=1))
-    assert ratios.mean() == pytest.approx(1, abs=4 * ratios.std() / np.sqrt(ratios.size))
-    weighted = (ratios * batch.rewards)[:, None] * scores
-    spread = weighted.std(axis=0) / np.sqrt(len(weighted))
-    assert np.all(np.abs(weighted.mean(axis=0) - turned.gradient) < 4 * spread)
-
-
+@pytest.mark.parametrize("off_policy", [False, True])
 @pytest.mark.parametrize("step", [-1.0, -1e-3, 1e-3, 1.0])
-def test_the_best_constant_weights_by_squared_ratios(turned: EnumeratedPolicy, step: float):
+def test_the_best_constant_weights_by_squared_ratios(policy, turned, off_policy: bool, step: float):
+    drawn = turned if off_policy else policy
+
     def second_moment(constant: float) -> float:
-        moments = turned.weighted_moments(turned.ratios * (turned.rewards - constant))
+        moments = drawn.weighted_moments(drawn.ratios * (drawn.rewards - constant))
         return moments.trace_cov + moments.signal_sq
 
-    assert second_moment(turned.optimal_constant) < second_moment(turned.optimal_constant + step)
+    cost = second_moment(drawn.optimal_constant + step) - second_moment(drawn.optimal_constant)
+    expected = step**2 * (drawn.sampling_probabilities @ (drawn.ratios**2 * drawn.sq_norms))
+    assert cost == pytest.approx(expected, rel=1e-6)
 
 
 def test_scale_does_not_matter_once_matched(turned: EnumeratedPolicy):

@@ -77,15 +77,18 @@ def test_steps_by_regular_expression_and_by_function():
         step_starts(READER, tokens, lambda texts: [9])
 
 
-def test_refused_monte_carlo_values():
-    rollouts = Rollouts.from_sequences([[1]], [[1, 1, 1]], [1.0], ["p"])
-    with pytest.raises(ValueError, match="k=0 must be at least 1"):
-        monte_carlo_values(READER, rollouts, [], k=0)
-    with pytest.raises(ValueError, match="do not record how they were sampled"):
-        monte_carlo_values(READER, rollouts, [])
-    known = Rollouts(rollouts.frame, {"sampler": {"max_new_tokens": 4}})
-    with pytest.raises(ValueError, match="prompt 'p' of the rollouts is not among the problems"):
-        monte_carlo_values(READER, known, [])
+@pytest.mark.parametrize(
+    ("k", "metadata", "message"),
+    [
+        (0, {}, "k=0 must be at least 1"),
+        (1, {}, "do not record how they were sampled"),
+        (1, {"sampler": {"max_new_tokens": 4}}, "prompt 'p' of the rollouts is not among the problems"),
+    ],
+)
+def test_refused_monte_carlo_values(k, metadata, message):
+    rollouts = Rollouts.from_sequences([[1]], [[1, 1, 1]], [1.0], ["p"], metadata=metadata)
+    with pytest.raises(ValueError, match=message):
+        monte_carlo_values(READER, rollouts, [], k=k)
 
 
 def test_monte_carlo_values_of_the_embedded_policy():

@@ -1,5 +1,7 @@
 """Baselines from earlier rewards of the prompt, and quantiles: their exact expectations."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from estimator_batches import expected_gradient
@@ -52,12 +54,7 @@ def test_a_filter_over_the_group_weights_completions_by_their_place():
 def test_the_history_is_a_column_of_the_rollouts():
     rollouts = Rollouts.from_sequences([[1]] * 3, [[1, 2], [3], [1, 2]], [1.0, 0.0, 1.0], ["p", "p", "q"])
     frame = rollouts.frame.assign(history=[[1.0, 0.0, 1.0], [1.0, 0.0, 1.0], []])
-    batch = Batch.from_measurement(_Measured(Rollouts(frame)))
+    batch = Batch.from_measurement(SimpleNamespace(rollouts=Rollouts(frame)))
     assert_allclose(est.get("beta_tracker(decay=1, count=1)").advantages(batch), [1 - 2.5 / 4, -2.5 / 4, 0.5])
     with pytest.raises(ValueError, match="reward_ema needs column:history.*a column 'history'"):
         est.reward_ema().advantages(Batch([1, 0], [1, 1], ["a", "a"]))
-
-
-class _Measured:
-    def __init__(self, rollouts: Rollouts) -> None:
-        self.rollouts = rollouts

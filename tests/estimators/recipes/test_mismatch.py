@@ -5,7 +5,6 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from gradstats.analyses.ratios import clipped_share
 from gradstats.estimators import Batch, recipes
 from gradstats.estimators.ratios import without_negligible_ratios
 from gradstats.estimators.recipes.weightings import ByWeightings, weightings
@@ -23,14 +22,8 @@ def mismatched(spread: float) -> Batch:
     rng = np.random.default_rng(int(100 * spread))
     drawn = rng.uniform(-3.0, -0.1, size=(6, 6))
     scored = drawn + spread * rng.standard_normal((6, 6))
-    return Batch(
-        rewards=[1.0, 0.0, 0.5, 1.0, 1.0, 0.0],
-        lengths=MASK.sum(axis=1),
-        groups=["a", "a", "a", "b", "b", "b"],
-        mask=MASK,
-        logprobs=scored,
-        old_logprobs=drawn,
-    )
+    rewards = [1.0, 0.0, 0.5, 1.0, 1.0, 0.0]
+    return Batch(rewards, MASK.sum(axis=1), [*"aaabbb"], MASK, logprobs=scored, old_logprobs=drawn)
 
 
 def ratios_of_tokens(name: str, ratios: list[float]) -> list[float]:
@@ -76,30 +69,12 @@ def expected_weights(name: str, batch: Batch, token_mean: bool) -> np.ndarray:
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_are_those_of_the_source(name: str, aggregation: str, spread: float):
     batch = mismatched(spread)
-    recipe = recipes.get(name, aggregation=aggregation)
+    recipe, plain = (recipes.get(one, aggregation=aggregation) for one in (name, "rloo"))
     expected = expected_weights(name, batch, aggregation == "token_mean")
     assert_allclose(recipe.token_weights(batch), expected, rtol=1e-12, atol=1e-15)
-
-
-def test_every_correction_does_something_to_these_ratios():
-    batch = mismatched(1.0)
-    plain = recipes.get("rloo").token_weights(batch)
-    for name in NAMES:
-        assert not np.allclose(recipes.get(name).token_weights(batch), plain), name
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_without_a_mismatch_each_is_rloo(name: str):
-    batch = mismatched(0.3).with_fields(old_logprobs=None)
-    assert_allclose(recipes.get(name).weights(batch), recipes.get("rloo").weights(batch))
-
-
-@pytest.mark.parametrize("name", ["tis", "icepop", "mis"])
-def test_one_further_weighting_serves_both_signs_of_the_advantage(name: str):
-    batch, recipe = mismatched(0.3), recipes.get(name)
-    ((pattern, values),) = weightings(recipe, batch).items()
-    combined = ByWeightings(recipe, (pattern,)).weights(batch) * values
-    assert_allclose(combined, recipe.token_weights(batch), rtol=1e-12)
+    assert spread < 1 or not np.allclose(expected, plain.token_weights(batch))
+    without = batch.with_fields(old_logprobs=None)
+    assert_allclose(recipe.weights(without), plain.weights(without))
 
 
 def three_policies() -> Batch:
@@ -179,21 +154,6 @@ def test_as_the_step_begins_a_clip_does_nothing_beside_a_correction():
 def test_bounds_that_leave_out_what_agrees_are_refused(correction: str, accepted: str):
     with pytest.raises(ValueError, match=accepted):
         recipes.get("grpo", correction=correction)
-
-
-def test_another_band_of_mis_is_that_of_its_weights_and_of_its_rejection():
-    batch = mismatched(1.0)
-    assert batch.logprobs is not None
-    ratio = np.exp(batch.logprobs - batch.old_logprobs)
-    assert (ratio[MASK] > 2.0).any()
-    wide = recipes.get("mis", low=1e-6, high=1e6)
-    assert_allclose(wide.token_weights(batch), recipes.get("rloo").token_weights(batch) * ratio * MASK, rtol=1e-12)
-
-
-def test_nothing_is_clipped_as_the_step_begins_whatever_is_corrected():
-    batch = mismatched(1.0)
-    for correction in ("mask_tokens(low=0.8, high=1.2)", "truncate_completions"):
-        assert clipped_share(recipes.get("grpo", correction=correction), batch).clipped_tokens.value == 0.0
 
 
 @pytest.mark.parametrize("name", NAMES)

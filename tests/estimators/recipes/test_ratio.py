@@ -9,18 +9,6 @@ from gradstats.estimators import Batch, Recipe, recipes
 from gradstats.estimators.recipes.components import COMPONENTS, get_component
 
 
-def test_token_clip_by_hand():
-    rho = np.array([[1.1, 1.25, 1.35, 0.7], [1.1, 0.75, 3.5, 0.9]])
-    old = -np.ones((2, 4))
-    batch = Batch([1, 0], [4, 4], ["a", "a"], logprobs=np.log(rho) + old, old_logprobs=old)  # A = 1 and −1, N = 2
-    for label, expected in {
-        "token_clip": [[1.1, 0, 0, 0.7], [-1.1, 0, -3.5, -0.9]],
-        "token_clip(eps_high=0.28)": [[1.1, 1.25, 0, 0.7], [-1.1, 0, -3.5, -0.9]],
-        "token_clip(dual_clip=3)": [[1.1, 0, 0, 0.7], [-1.1, 0, 0, -0.9]],
-    }.items():
-        assert_allclose(2 * Recipe("rloo", ratio=label).weights(batch), expected)
-
-
 def test_the_sequence_product_is_unbiased_off_policy_and_its_clip_is_not():
     scored, sampler = policy_pair()
     for label in ("rloo", "rloo(off_policy=True)", "norm_weighted(loo=True, off_policy=True)"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from estimator_batches import FEW, GIVEN, batches, columns_of
 from hypothesis import assume, given
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch, Recipe, get, recipes
@@ -19,18 +19,6 @@ from gradstats.estimators.recipes.weightings import (
     weightings_by_name,
 )
 from gradstats.rollouts.table import Rollouts
-
-
-def test_weights_by_hand():
-    batch = Batch([1, 0, 1, 1], [1, 3, 2, 2], ["a", "a", "b", "b"])
-    dapo = Recipe("group_mean", scale="group_std(eps=1e-9)", aggregation="token_mean", filter="dynamic_sampling")
-    root = np.sqrt(0.5)
-    # group a: (R − R̄)/std = ±½/√½ over 4 tokens; group b has equal rewards
-    first = batch.select(np.array([True, True, False, False]))
-    assert_allclose(dapo.weights(first), [0.5 / root / 4, -0.5 / root / 4])
-    assert_allclose(dapo.token_weights(first), [[0.5 / root / 4, 0, 0], [-0.5 / root / 4] * 3])
-    assert_array_equal(dapo.kept_groups(batch), [True, False])
-    assert not dapo.weights(batch)[2:].any()
 
 
 @FEW
@@ -54,20 +42,13 @@ def test_missing_fields_are_named():
         recipes.get("rloo", kl="in_reward").weights(batch)
 
 
-def test_expected_scale_and_needs():
-    assert recipes.get("rloo").expected_scale(4) == 1.0
-    assert recipes.get("group_mean").expected_scale(4) == 0.75
-    assert recipes.get("dr_grpo").expected_scale(4) is None
+def test_expected_scale_needs_and_levels():
+    assert [recipes.get(name).expected_scale(4) for name in ("rloo", "group_mean", "dr_grpo")] == [1.0, 0.75, None]
     assert recipes.get("grpo", kl="in_loss").needs == ("logprobs", "ref_logprobs")
     assert recipes.get("ppo").needs == ("values",)
-    assert recipes.get("grpo").level == "token"
-    assert recipes.get("gspo").level == "sequence"
-
-
-def test_a_recipe_is_batch_level_where_one_of_its_components_is():
-    assert not Recipe("rloo").across_groups
-    assert Recipe("batch_mean").across_groups
-    assert Recipe("rloo", scale="batch_std").across_groups
+    assert [recipes.get(name).level for name in ("grpo", "gspo")] == ["token", "sequence"]
+    of_batch = (Recipe("rloo"), Recipe("batch_mean"), Recipe("rloo", scale="batch_std"))
+    assert [recipe.across_groups for recipe in of_batch] == [False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -97,41 +78,26 @@ def test_a_label_names_what_does_something():
     assert len({Recipe("rloo"), Recipe("rloo"), Recipe("group_mean")}) == 2
 
 
-def test_the_table_of_recipes_is_what_the_papers_say():
-    clip = "token_clip"
-    expected = {
-        "reinforce": ("reinforce", "none", "none", "sequence_sum", "none"),
-        "rloo": ("rloo", "none", "none", "sequence_sum", "none"),
-        "ppo": ("gae", "none", clip, "token_mean", "none"),
-        "grpo": ("group_mean", "group_std", clip, "sequence_mean", "none"),
-        "dr_grpo": ("group_mean", "none", clip, "constant", "none"),
-        "dapo": ("group_mean", "group_std", "token_clip(eps_high=0.28)", "token_mean", "dynamic_sampling"),
-        "gspo": ("group_mean", "group_std", "sequence_clip", "sequence_mean", "none"),
-        "cispo": ("group_mean", "group_std", "clipped_weight", "token_mean", "none"),
-        "kimi_k15": ("kimi", "none", "log_ratio_penalty(tau=1)", "sequence_sum", "none"),
-        "opo": ("token_mean", "none", "none", "sequence_sum", "none"),
-        "otb": ("otb", "none", "none", "sequence_sum", "none"),
-    }
-    found = {
-        name: (one.advantage.name, one.scale.name, one.ratio.label, one.aggregation.name, one.filter.name)
-        for name in expected
-        for one in [recipes.get(name, **GIVEN.get(name, {}))]
-    }
-    assert found == expected
+@pytest.mark.parametrize(
+    ("label", "composition"),
+    [  # what autograd of an objective does not check
+        ("reinforce", "reinforce · sequence_sum"),
+        ("rloo", "rloo · sequence_sum"),
+        ("opo", "token_mean · sequence_sum"),
+        ("otb", "otb · sequence_sum"),
+    ],
+)
+def test_recipes_of_an_advantage_alone_are_what_the_papers_say(label, composition):
+    assert recipes.get(label).composition == composition
 
 
 def test_every_recipe_composes_and_has_a_row():
-    batch = Batch([1, 0, 1, 0], [1, 3, 2, 2], ["a", "a", "b", "b"], logprobs=-np.ones((4, 3)),
-                  entropy=np.ones((4, 3)), sum_pi_squared=np.full((4, 3), 0.5),
-                  values=np.zeros((4, 3)), greedy_rewards=np.ones(4),
-                  sq_norms=np.ones(4), token_energy=np.ones((4, 3)), token_cross=np.ones((4, 3)),
-                  columns=columns_of(np.array([*"aabb"]), 3))  # fmt: skip
+    tokens = {name: np.ones((4, 3)) for name in ("entropy", "token_energy", "token_cross")}
+    tokens |= {"logprobs": -np.ones((4, 3)), "sum_pi_squared": np.full((4, 3), 0.5), "values": np.zeros((4, 3))}
+    further = {"greedy_rewards": np.ones(4), "sq_norms": np.ones(4), "columns": columns_of(np.array([*"aabb"]), 3)}
+    batch = Batch([1, 0, 1, 0], [1, 3, 2, 2], ["a", "a", "b", "b"], **tokens, **further)
     table = recipes.table()
     assert list(table["name"]) == recipes.names()
-    assert list(table.columns) == [
-        "name", "baseline", "advantage unit", "ratio and clip unit", "length handling", "KL placement", "filter",
-        "run by", "needs", "bias", "source",
-    ]  # fmt: skip
     assert not table.isna().any().any()
     assert len(set(recipes.names())) == len(recipes.names())
     for name in recipes.names():
@@ -145,17 +111,12 @@ def test_every_recipe_composes_and_has_a_row():
 
 
 def test_the_table_states_a_published_kl_term_that_the_recipe_leaves_out():
-    placement = recipes.table().set_index("name")["KL placement"]
-    assert placement["grpo"] == "none (published: in_loss(kind=k3))"
-    assert placement["rloo"] == "none (published: in_reward(kind=k1))"
-    assert placement["gspo"] == "none (published: left out of the objective for brevity)"
-    assert placement["kimi_k15"] == "none (published: to the sampler, in log_ratio_penalty)"
-    others = {name: placement[name] for name in RECIPES if name not in ("grpo", "rloo", "gspo", "kimi_k15")}
-    assert set(others.values()) == {"none"}
-    assert [name for name, row in RECIPES.items() if "published_kl" not in row] == []
+    placement = recipes.table().set_index("name")["KL placement"].loc[list(RECIPES)]
+    published = placement[placement != "none"].to_dict()
+    assert set(published) == {"grpo", "rloo", "gspo", "kimi_k15"}
     for name in ("grpo", "rloo"):  # what is published can be had
-        kl = placement[name].partition("published: ")[2][:-1]
-        assert recipes.get(f"recipe:{name}(kl={kl})").kl.parameters["kind"] in kl
+        kl = published[name].removeprefix("none (published: ")[:-1]
+        assert recipes.get(f"recipe:{name}(kl={kl})").kl.parameters["kind"] == {"grpo": "k3", "rloo": "k1"}[name]
 
 
 def test_the_published_methods_are_labels():
@@ -165,53 +126,39 @@ def test_the_published_methods_are_labels():
         assert est.get(filled).label == filled
         assert components
     assert [label for label in frame["label"] if "…" in label] == ["recipe:kimi_k15(tau=…)", "recipe:fspo(width=…)"]
-    by_label = frame.set_index("label")
-    assert by_label.loc["recipe:gspo", "ratio and clip unit"] == "completion: sequence_clip"
-    lengths = by_label["length handling"]
-    assert (lengths["recipe:dapo"], lengths["trl:dapo"]) == ("token_mean over the group", "token_mean over the batch")
-    assert by_label["run by"]["trl:dapo"] == "TRL by default"
-    assert "scope=" not in "".join(lengths)
+    assert "scope=" not in "".join(frame["length handling"])
+    row = frame.set_index("label").loc["trl:dapo"]
+    assert (row["length handling"], row["run by"]) == ("token_mean over the batch", "TRL by default")
 
 
 def test_overrides():
-    assert recipes.get("grpo", eps=1e-4, loo=True, eps_high=0.28).parameters == {
+    found = recipes.get("grpo", eps=1e-4, loo=True, eps_high=0.28)
+    assert {kind: label for kind, label in found.parameters.items() if label != "none"} == {
         "advantage": "group_mean(loo=True)", "scale": "group_std(eps=0.0001)", "ratio": "token_clip(eps_high=0.28)",
-        "correction": "none", "aggregation": "sequence_mean", "kl": "none", "filter": "none", "reward": "none",
-        "mask": "none",
+        "aggregation": "sequence_mean",
     }  # fmt: skip
     kimi = recipes.get("kimi_k15", tau=0.5)
     assert (kimi.advantage.parameters["tau"], kimi.ratio.parameters["tau"]) == (0.5, 0.5)
+    assert recipes.get(kimi) is est.get(kimi) is kimi
     assert recipes.get("dapo", aggregation="constant", max_tokens=8).aggregation.label == "constant(max_tokens=8)"
     assert recipes.get("grpo", kl="in_loss", kind="k1").kl.label == "in_loss(kind=k1)"
-    assert recipes.get(kimi) is kimi
-    assert est.get(kimi) is kimi
-
-
-def test_overrides_and_compositions_have_labels_that_give_them_back():
     changed = recipes.get("dapo", eps_high=0.3, loo=True, kl=recipes.get("grpo", kl="in_loss").kl)
     assert changed.label == "recipe:dapo(eps_high=0.3, loo=True, kl=in_loss)"
     composed = est.Recipe("length_weighted(alpha=0.8)", scale="group_std", ratio="clipped_weight(convention=trl)")
     for recipe in (changed, composed):
-        assert est.get(recipe.label) == recipe
-    assert changed != recipes.get("dapo")
+        assert est.get(recipe.label) == recipe != recipes.get("dapo")
 
 
 @pytest.mark.parametrize(
     ("name", "overrides", "error", "message"),
     [
         ("grop", {}, KeyError, "no recipe is called 'grop': did you mean 'recipe:grpo'"),
-        ("zzzz", {}, KeyError, "known are reinforce, rloo"),
         ("grpo", {"epshigh": 1}, TypeError, "no component or parameter 'epshigh': did you mean 'eps_high'"),
         ("recipe:custom(advantage=otb(loo=True), nothing=1)", {}, TypeError, "custom has no component .* 'nothing'"),
         ("kimi_k15", {}, TypeError, r"recipe:kimi_k15 needs a value for tau: write it as recipe:kimi_k15"),
         ("custom", {}, TypeError, "recipe:custom needs a value for advantage"),
         (recipes.get("rloo"), {"loo": True}, TypeError, "build a variant of rloo with Recipe"),
-        (
-            "recipe:kimi_k15(tau=-1)",
-            {},
-            ValueError,
-            r"^recipe:kimi_k15\(tau=-1\): estimator kimi: tau must be .* got -1",
-        ),
+        ("recipe:kimi_k15(tau=-1)", {}, ValueError, r"^recipe:kimi_k15\(tau=-1\): estimator kimi: tau must .* got -1"),
         ("grpo", {"eps_high": -1}, ValueError, r"^recipe:grpo\(eps_high=-1\): ratio token_clip: eps_high must be"),
     ],
 )
@@ -267,26 +214,29 @@ def test_the_combination_is_the_weight_of_every_token(batch: Batch, label: str):
     assert_allclose(combined, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_clips_of_the_same_widths_share_their_weightings():
-    assert weighting_names(recipes.get("grpo")) == weighting_names(recipes.get("dr_grpo"))
-    assert weighting_names(recipes.get("grpo")) != weighting_names(recipes.get("dapo"))
+WIDTHS = ("token_clip[+]", "token_clip[-]")
+
+
+def test_names_of_weightings():
+    """Clips of the same widths share them; an advantage of each token or a mask by quantiles leaves none."""
     assert weighting_names(recipes.get("grpo", kl="in_loss")) == ("token_clip[+]", "token_clip[-]", "in_loss")
+    assert weighting_names(recipes.get("grpo")) == weighting_names(recipes.get("dr_grpo")) == WIDTHS
+    assert weighting_names(recipes.get("dapo")) == tuple(name.replace("clip", "clip(eps_high=0.28)") for name in WIDTHS)
+    for recipe in (recipes.get("ppo"), recipes.get("dapo_top_entropy"), Recipe("otb", ratio="token_clip")):
+        assert weighting_names(recipe) == ()
+    exact = get("gae", lam=0.99993333)  # a label rounds it: it is measured as it is
+    assert exact.composition == "gae(lam=0.999933)"
+    assert get(own_name(exact)) == exact
+    assert own_name(get("gae(lam=0.9)")) == "gae(lam=0.9)"
 
 
-def test_an_advantage_of_each_token_or_a_mask_by_quantiles_leaves_nothing_to_measure_once():
-    assert weighting_names(recipes.get("ppo")) == weighting_names(recipes.get("dapo_top_entropy")) == ()
-    assert weightings(Recipe("otb", ratio="token_clip"), Batch([1], [1], ["a"])) == {}
-
-
-def with_values(old_logprobs=None):
-    """Two prompts of two completions with state values, and ratios where they are given."""
+def with_values(spread=0.0):
+    """Two prompts of two completions with state values, and ratios where they vary."""
     rng = np.random.default_rng(0)
     logprobs = -rng.random((4, 3))
-    old = None if old_logprobs is None else logprobs + old_logprobs * rng.normal(size=(4, 3))
-    return Batch(
-        [1, 0, 0, 1], [3, 2, 3, 1], [0, 0, 1, 1], values=rng.random((4, 3)), logprobs=logprobs, old_logprobs=old,
-        ref_logprobs=logprobs - 0.1, entropy=-logprobs,
-    )  # fmt: skip
+    old = logprobs + spread * rng.normal(size=(4, 3)) if spread else None
+    fields = {"ref_logprobs": logprobs - 0.1, "entropy": -logprobs, "values": rng.random((4, 3))}
+    return Batch([1, 0, 0, 1], [3, 2, 3, 1], [0, 0, 1, 1], logprobs=logprobs, old_logprobs=old, **fields)
 
 
 def test_which_estimators_have_advantages_of_their_own_completion_alone():
@@ -305,13 +255,6 @@ def test_which_estimators_have_advantages_of_their_own_completion_alone():
     assert names(others, with_values()) == [None] * len(others)
     held = ("gae(lam=0.9)", "vine", "token_clip[+]", "in_loss", "in_loss(beta=0.5)", "in_loss · top_entropy")
     assert [name for name in held if is_of_estimator(name)] == ["gae(lam=0.9)", "vine"]
-
-
-def test_parameters_that_a_label_rounds_are_measured_as_they_are():
-    exact = get("gae", lam=0.99993333)
-    assert exact.composition == "gae(lam=0.999933)"
-    assert get(own_name(exact)) == exact
-    assert own_name(get("gae(lam=0.9)")) == "gae(lam=0.9)"
 
 
 def test_weightings_of_ratios_are_not_made_from_rollouts_alone():

@@ -15,10 +15,7 @@ from gradstats.estimators.recipes.trainers import labels
 @pytest.mark.parametrize(
     ("label", "composition"),
     [
-        (
-            "trl:dapo",
-            "group_mean · group_std(eps=0.0001) · token_clip · mask_completions · token_mean(scope=batch)",
-        ),
+        ("trl:dapo", "group_mean · group_std(eps=0.0001) · token_clip · mask_completions · token_mean(scope=batch)"),
         (
             "trl:grpo(scale_rewards=none, vllm_importance_sampling_correction=False, epsilon_high=0.28, beta=0.04)",
             "group_mean · token_clip(eps_high=0.28) · sequence_mean · in_loss(beta=0.04, kind=k2)",
@@ -45,10 +42,7 @@ from gradstats.estimators.recipes.trainers import labels
             "truncate_completions(cap=3) · token_mean(scope=batch)",
         ),
         # TRL refuses vespo with its default, sequence_mask
-        (
-            "trl:vespo",
-            "group_mean · group_std(eps=0.0001) · gamma_weight(mismatch=truncate) · token_mean(scope=batch)",
-        ),
+        ("trl:vespo", "group_mean · group_std(eps=0.0001) · gamma_weight(mismatch=truncate) · token_mean(scope=batch)"),
         (
             "trl:sapo(scale_rewards=none, importance_sampling_level=sequence, "
             "vllm_importance_sampling_mode=token_mask)",

@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import ragged_rollouts, tiny_config, tiny_model
 from gradient_models import any_model, lora_model, oracle, randomised
+from oracles.naive_estimators import sequence_gradients
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -15,7 +16,6 @@ from transformers import (
     BartForConditionalGeneration,
     BertConfig,
     BertForMaskedLM,
-    OPTConfig,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -38,14 +38,16 @@ CAUSAL = r"is not causal: changing a later token changes .* an earlier one.*earl
 
 def encoder(kind: str) -> nn.Module:
     """An encoder of random weights as small as libraries make them, which leak little of later tokens."""
-    sizes = {"xlm": {"emb_dim": 16, "n_layers": 2, "n_heads": 2}, "xlnet": {"d_model": 16, "n_layer": 2, "d_inner": 24}}
+    sizes = {
+        "xlm": {"emb_dim": 16, "n_layers": 2, "n_heads": 2},
+        "xlnet": {"d_model": 16, "n_layer": 2, "d_inner": 24, "n_head": 2},
+    }
     common = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
     with torch.random.fork_rng():
         torch.manual_seed(0)
         if kind == "masked language model":
             return BertForMaskedLM(BertConfig(vocab_size=41, **common)).eval()
-        heads = {"n_head": 2} if kind == "xlnet" else {}
-        config = AutoConfig.for_model(kind, vocab_size=41, **sizes.get(kind, common), **heads)
+        config = AutoConfig.for_model(kind, vocab_size=41, **sizes.get(kind, common))
         return AutoModelForCausalLM.from_config(config).eval()
 
 
@@ -56,11 +58,8 @@ def test_an_encoder_is_refused(kind, dtype):
     for rollouts in (ROLLOUTS, ONE_TOKEN):
         with pytest.raises(ValueError, match=CAUSAL):
             refuse_unfit_forward(policy, rollouts)
-
-
-def test_measuring_an_encoder_is_refused():
     with pytest.raises(ValueError, match=CAUSAL):
-        measure(encoder("bert"), ROLLOUTS, sketch_dim=None, progress=False)
+        measure(policy, ROLLOUTS, sketch_dim=None, progress=False)
 
 
 @pytest.mark.parametrize("most_logits", [0, 2**24], ids=["hidden states", "logits"])
@@ -99,19 +98,6 @@ def test_a_prompt_that_is_seen_whole_is_no_fault():
         refuse_unfit_forward(Policy(model), ROLLOUTS.select([0]))  # of one token: the second is the completion's
 
 
-class Layer(nn.Module):
-    """A layer that is left out at random, as of layerdrop, by one of the generators that models use."""
-
-    def __init__(self, inner: nn.Module, draw, always: bool) -> None:
-        super().__init__()
-        self.inner, self.draw, self.always = inner, draw, always
-
-    def forward(self, hidden, **options):
-        if (self.training and self.draw() < 0.1) or (self.always and self.draw() < 0.5):
-            return hidden
-        return self.inner(hidden, **options)
-
-
 DRAWS = {
     "torch": lambda: float(torch.rand([])),
     "NumPy": lambda: float(np.random.rand()),  # noqa: NPY002 # as models do
@@ -125,28 +111,20 @@ def test_layerdrop_is_refused_whatever_is_drawn(draw, always):
     """In training mode drawing alone is enough: two passes are equal in four of five cases."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002
-    model = tiny_model("qwen2")
-    model.model.layers[0] = Layer(model.model.layers[0], DRAWS[draw], always)
+    model, draw = tiny_model("qwen2"), DRAWS[draw]
+    layer, own = model.model.layers[0], model.model.layers[0].forward
+
+    def forward(hidden, **options):
+        left_out = (layer.training and draw() < 0.1) or (always and draw() < 0.5)
+        return hidden if left_out else own(hidden, **options)
+
+    layer.forward = forward
     for seed in range(8):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model.train(not always)
             with pytest.raises(ValueError, match=r"different outputs for the same input .*call model\.eval\(\)"):
                 refuse_unfit_forward(Policy(model), ROLLOUTS)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_the_layerdrop_of_a_real_model_is_refused(seed):
-    config = OPTConfig(
-        vocab_size=41, hidden_size=16, ffn_dim=24, num_hidden_layers=2, num_attention_heads=2, word_embed_proj_dim=16,
-        dropout=0.0, attention_dropout=0.0, layerdrop=0.1,
-    )  # fmt: skip
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config).train()
-        with pytest.raises(ValueError, match=r"dropout, layerdrop.*call model\.eval\(\)"):
-            measure(model, ROLLOUTS, sketch_dim=None, progress=False)
-        measure(model.eval(), ROLLOUTS, sketch_dim=None, progress=False)
 
 
 def test_training_mode_without_a_random_part_is_measured():
@@ -159,28 +137,23 @@ def test_training_mode_without_a_random_part_is_measured():
 
 
 def test_a_number_that_is_drawn_and_not_used_in_evaluation_mode_is_no_fault(monkeypatch):
-    model = tiny_model("qwen2")
+    model, scored, logits = tiny_model("qwen2"), [], forward_pass._logits
     model.register_forward_pre_hook(lambda *_: random.random() and None)
-    scored = []
     monkeypatch.setattr(forward_pass, "_logits", lambda *given: scored.append(1) or logits(*given))
     refuse_unfit_forward(Policy(model), ROLLOUTS)
     assert len(scored) == 19  # once, 16 times again, and with other tokens from two on
 
 
-logits = forward_pass._logits
-
-
-@pytest.mark.parametrize("kind", ["t5", "bart"])
-def test_an_encoder_beside_a_decoder_is_refused(kind):
-    sizes = {
-        f"{side}_{size}": 2 for side in ("encoder", "decoder") for size in ("layers", "attention_heads", "ffn_dim")
-    }
-    if kind == "t5":
-        model = T5ForConditionalGeneration(T5Config(vocab_size=41, d_model=16, d_ff=24, num_layers=1, num_heads=2))
-    else:
-        model = BartForConditionalGeneration(BartConfig(vocab_size=41, d_model=16, **sizes))
+@pytest.mark.parametrize(
+    ("kind", "model", "config"),
+    [("t5", T5ForConditionalGeneration, T5Config), ("bart", BartForConditionalGeneration, BartConfig)],
+)
+def test_an_encoder_beside_a_decoder_is_refused(kind, model, config):
+    parts = ("layers", "attention_heads", "ffn_dim")
+    sizes = {f"{side}_{part}": 2 for side in ("encoder", "decoder") for part in parts} if kind == "bart" else {}
+    sizes |= {"d_ff": 24, "num_layers": 1, "num_heads": 2} if kind == "t5" else {}
     with pytest.raises(ValueError, match=rf"has an encoder beside its decoder \({kind}\).*decoder-only model"):
-        measure(model.eval(), ROLLOUTS, sketch_dim=None, progress=False)
+        measure(model(config(vocab_size=41, d_model=16, **sizes)).eval(), ROLLOUTS, sketch_dim=None, progress=False)
 
 
 PROMPT_METHODS = {
@@ -205,43 +178,19 @@ def test_prefix_tuning_is_measured():
     config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     model = randomised(peft.get_peft_model(AutoModelForCausalLM.from_config(tiny_config("qwen2")), config))
     expected = []
-    for prompt, completion in (([3], [5, 6, 7, 8, 9]), ([3, 4], [8, 9])):
-        model.zero_grad()
-        log_pi = model(input_ids=torch.tensor([prompt + completion])).logits[0].log_softmax(-1)
-        log_pi[len(prompt) - 1 : -1].gather(1, torch.tensor(completion)[:, None]).sum().backward()
-        expected.append(sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None))
+    for gradient in sequence_gradients(model, ROLLOUTS):
+        trained = [gradient[name] for name, parameter in model.named_parameters() if parameter.requires_grad]
+        expected.append(sum(float(part.square().sum()) for part in trained))
     np.testing.assert_allclose(measure(model, ROLLOUTS, sketch_dim=None, progress=False).sq_norms, expected, rtol=1e-9)
 
 
-class SoftPrompt(nn.Module):
-    """A wrapper that puts an embedding of its own before the sequence, as peft's prompt tuning does."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model, self.config = model, model.config
-        self.soft = nn.Parameter(torch.ones(1, 2, 32, dtype=torch.float64))
-
-    def __getattr__(self, name):
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("model"), name)
-
-    def forward(self, ids, **options):
-        embedded = self.model.get_input_embeddings()(ids)
-        soft = self.soft[..., : embedded.shape[-1]].expand(len(ids), -1, -1)
-        return self.model(inputs_embeds=torch.cat([soft, embedded], dim=1), **options)
-
-
 def test_logits_at_other_positions_than_the_tokens_are_refused():
+    """Two tokens before the sequence, as peft's prompt tuning has them."""
+    model = tiny_model("qwen2")
+    own = model.model.embed_tokens.forward
+    model.model.embed_tokens.forward = lambda ids: own(torch.nn.functional.pad(ids, (2, 0)))
     with pytest.raises(ValueError, match="gives logits at 5 positions for 3 tokens: measure a model whose logits"):
-        refuse_unfit_forward(
-            Policy(SoftPrompt(tiny_model("qwen2"))), Rollouts.from_sequences([[3]], [[5, 6]], [1.0], ["a"])
-        )
-
-
-def whole(model):
-    return torch.compile(model, backend="eager")
+        refuse_unfit_forward(Policy(model), Rollouts.from_sequences([[3]], [[5, 6]], [1.0], ["a"]))
 
 
 def in_place(model):
@@ -260,8 +209,12 @@ def layer_by_layer(model):
     return model
 
 
-@pytest.mark.parametrize("compiled", [whole, in_place, forward_method, layer_by_layer])
-def test_a_compiled_model_is_measured_as_it_was_written(compiled):
+@pytest.mark.parametrize(
+    "compiled",
+    [lambda model: torch.compile(model, backend="eager"), nn.DataParallel, in_place, forward_method, layer_by_layer],
+    ids=["whole", "data parallel", "in place", "forward method", "layer by layer"],
+)
+def test_a_model_that_is_compiled_or_under_data_parallel_is_measured_as_it_was_written(compiled):
     expected = sum(oracle(tiny_model("qwen2"), ROLLOUTS).values())
     model = compiled(tiny_model("qwen2"))
     model(torch.tensor([[3, 4, 5]]), use_cache=False)
@@ -273,20 +226,13 @@ def test_a_compiled_model_is_measured_as_it_was_written(compiled):
 
 def test_a_compiled_adapter_is_measured_under_its_own_names():
     pytest.importorskip("peft")
-    adapted = lora_model()
-    expected = measure(adapted, ROLLOUTS, sketch_dim=None, progress=False)
+    adapted, options = lora_model(), {"params": "lora_A", "blocks": "parameter", "sketch_dim": None, "progress": False}
+    expected = measure(adapted, ROLLOUTS, **options)
     model = torch.compile(adapted, backend="eager")
     model(torch.tensor([[3, 4, 5]]), use_cache=False)
-    found = measure(model, ROLLOUTS, sketch_dim=None, progress=False, params="lora_A", blocks="parameter")
-    assert set(found.sq_norms_by_block) < {name for name, _ in lora_model().named_parameters()}
-    both = measure(model, ROLLOUTS, sketch_dim=None, progress=False)
-    np.testing.assert_allclose(both.sq_norms, expected.sq_norms, rtol=1e-9)
-
-
-def test_a_model_under_data_parallel_is_measured():
-    expected = measure(tiny_model("gpt2"), ROLLOUTS, sketch_dim=None, progress=False).sq_norms
-    found = measure(nn.DataParallel(tiny_model("gpt2")), ROLLOUTS, sketch_dim=None, progress=False).sq_norms
-    np.testing.assert_array_equal(found, expected)
+    found = measure(model, ROLLOUTS, **options)
+    assert list(found.sq_norms_by_block) == list(expected.sq_norms_by_block)
+    np.testing.assert_allclose(found.sq_norms, expected.sq_norms, rtol=1e-9)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -1,7 +1,5 @@
 """Mixtures of experts in the ghost engine: every architecture and implementation against autograd."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -20,7 +18,7 @@ from gradstats.gradients.parameters import ParameterSelection
 from gradstats.gradients.sketches import CountSketch
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_mixture_is_run_again(monkeypatch):
     """Routers and experts are not left to the rule for modules of any kind."""
     record = Recomputation.record
@@ -32,7 +30,6 @@ def no_mixture_is_run_again(monkeypatch):
     monkeypatch.setattr(Recomputation, "record", of_others)
 
 
-@pytest.mark.usefixtures("no_mixture_is_run_again")
 @pytest.mark.parametrize("experts", ["eager", "batched_mm"])
 @pytest.mark.parametrize("architecture", KINDS_OF_EXPERTS)
 def test_mixtures_of_experts_equal_autograd(architecture, experts):
@@ -42,7 +39,6 @@ def test_mixtures_of_experts_equal_autograd(architecture, experts):
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-@pytest.mark.usefixtures("no_mixture_is_run_again")
 @pytest.mark.parametrize("architecture", KINDS_OF_EXPERTS)
 def test_the_grouped_implementation_which_has_no_float64(architecture):
     model, rollouts = small_model(architecture, experts="eager"), ragged_rollouts(4)
@@ -53,28 +49,26 @@ def test_the_grouped_implementation_which_has_no_float64(architecture):
         np.testing.assert_allclose(values, exact[name], rtol=2e-3, atol=1e-7, err_msg=name)
 
 
-@pytest.mark.usefixtures("no_mixture_is_run_again")
-def test_auto_takes_ghost_for_a_mixture_and_weightings_share_the_forward_pass(rollouts):
-    model = small_model("qwen3_moe", experts="eager")
-    weightings = random_weightings(rollouts)
+def test_auto_takes_ghost_for_a_mixture_records_it_and_weightings_share_the_forward_pass(rollouts):
+    model, weightings = small_model("qwen3_moe", experts="eager"), random_weightings(rollouts)
     found, loop = (
         gradients.measure(model, rollouts, engine=engine, sketch_dim=64, token_weights=weightings, progress=False)
         for engine in ("auto", "loop")
     )
-    assert found.metadata["engine"] == "ghost"
+    dense = gradients.measure(tiny_model("llama"), rollouts, sketch_dim=None, progress=False)
+    computed = [one.metadata["experts_implementation"] for one in (found, loop, dense)]
+    assert computed == ["ghost, in place of eager", "eager", None]
     for name in weightings:
         np.testing.assert_allclose(found.weighted[name].sq_norms, loop.weighted[name].sq_norms, rtol=1e-5)
         np.testing.assert_allclose(found.weighted[name].sketches, loop.weighted[name].sketches, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.usefixtures("no_mixture_is_run_again")
 def test_experts_that_two_layers_share_are_one_gradient():
     model = small_model("gpt_oss", experts="eager")
     model.model.layers[1].mlp = model.model.layers[0].mlp
     assert_exact(model, ragged_rollouts(4))
 
 
-@pytest.mark.usefixtures("no_mixture_is_run_again")
 @pytest.mark.parametrize("params", [r"down_proj$", r"gate_up_proj_bias", r"router"])
 def test_some_parameters_alone(params):
     model, rollouts = small_model("gpt_oss", experts="eager"), ragged_rollouts(4)
@@ -87,7 +81,6 @@ def test_some_parameters_alone(params):
         np.testing.assert_allclose(values, expected[name], rtol=1e-5, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.usefixtures("no_mixture_is_run_again")
 def test_an_index_beyond_the_last_expert_stands_for_none():
     model, rollouts = small_model("qwen3_moe", experts="eager"), ragged_rollouts(4)
     router = model.model.layers[0].mlp.gate
@@ -100,7 +93,6 @@ def test_an_index_beyond_the_last_expert_stands_for_none():
     assert_exact(model, rollouts)
 
 
-@pytest.mark.usefixtures("no_mixture_is_run_again")
 def test_experts_that_cannot_be_computed_here_are_left_to_the_general_rule():
     experts = small_model("qwen3_moe").model.layers[0].mlp.experts
     assert ExpertsLayer.handles(experts)
@@ -118,57 +110,37 @@ def test_experts_that_cannot_be_computed_here_are_left_to_the_general_rule():
         assert ExpertsLayer.handles(experts)
 
 
-@pytest.mark.usefixtures("no_mixture_is_run_again")
-def test_a_block_that_limits_the_tokens_of_an_expert_is_refused(rollouts):
+def limited(block, rows):
     """The first tokens of the batch take an expert's places, so that later sequences get another output alone."""
+    _, scores, chosen = block.gate(rows)
+    places = nn.functional.one_hot(chosen, 4).sum(dim=1).cumsum(dim=0).gather(1, chosen)
+    return block.experts(rows, chosen, scores * (places <= 6))
+
+
+def without_the_first(block, rows):
+    _, scores, chosen = block.gate(rows[1:])
+    out = block.experts(rows[1:], chosen, scores)
+    return torch.cat([out[:1], out])
+
+
+@pytest.mark.parametrize(
+    ("forward", "params", "message"),
+    [
+        (limited, None, r"layers\.0\.mlp \(Block\), which gives a sequence another output alone than in the batch"),
+        (without_the_first, "experts", r"mlp\.experts \(Qwen3MoeExperts\), which gets a tensor"),
+    ],
+)
+def test_tokens_of_which_an_expert_depends_on_the_batch_are_refused(forward, params, message, rollouts):
     model = small_model("qwen3_moe", experts="eager")
     block = model.model.layers[0].mlp
-    kind = type(block)
 
-    class Limited(kind):
+    class Block(type(block)):
         def forward(self, hidden):
-            rows = hidden.flatten(0, 1)
-            _, scores, chosen = self.gate(rows)
-            places = nn.functional.one_hot(chosen, 4).sum(dim=1).cumsum(dim=0).gather(1, chosen)
-            return self.experts(rows, chosen, scores * (places <= 6)).view_as(hidden)
+            return forward(self, hidden.flatten(0, 1)).view_as(hidden)
 
-    block.__class__ = Limited
-    message = r"layers\.0\.mlp \(Limited\), which gives a sequence another output alone than in the batch"
+    block.__class__ = Block
     with pytest.raises(gradients.UnsupportedModuleError, match=message):
-        gradients.measure(model, rollouts, engine="ghost", progress=False)
-
-
-@pytest.mark.usefixtures("no_mixture_is_run_again")
-def test_a_measurement_records_what_computed_the_experts(rollouts):
-    model = small_model("qwen3_moe", experts="eager")
-    found = {
-        engine: gradients.measure(model, rollouts, engine=engine, sketch_dim=None, progress=False).metadata
-        for engine in ("ghost", "loop")
-    }
-    assert found["ghost"]["experts_implementation"] == "ghost, in place of eager"
-    assert found["loop"]["experts_implementation"] == "eager"
-    dense = gradients.measure(tiny_model("llama"), rollouts, sketch_dim=None, progress=False)
-    assert dense.metadata["experts_implementation"] is None
-
-
-@pytest.mark.usefixtures("no_mixture_is_run_again")
-def test_tokens_that_cannot_be_assigned_to_sequences_are_refused(rollouts):
-    model = small_model("qwen3_moe", experts="eager")
-    block = model.model.layers[0].mlp
-
-    class Twice(nn.Module):
-        def forward(self, hidden):
-            rows = hidden.flatten(0, 1)[1:]
-            _, scores, chosen = block.gate(rows)
-            out = block.experts(rows, chosen, scores)
-            return torch.cat([out[:1], out]).view_as(hidden)
-
-    model.model.layers[0].mlp = Twice()
-    model.model.layers[0].mlp.experts = block.experts
-    with pytest.raises(
-        gradients.UnsupportedModuleError, match=r"mlp\.experts \(Qwen3MoeExperts\), which gets a tensor"
-    ):
-        gradients.measure(model, rollouts, engine="ghost", params="experts", progress=False)
+        gradients.measure(model, rollouts, engine="ghost", params=params, progress=False)
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -1,7 +1,8 @@
 """The ghost engine against plain autograd: architectures, layers, subsets, repeated modules, unsupported modules."""
 
-from __future__ import annotations
+from functools import partial
 
+import gradient_models
 import numpy as np
 import pytest
 import torch
@@ -16,44 +17,25 @@ from gradstats.gradients.objective import make_chunk
 from gradstats.gradients.parameters import select_parameters
 from gradstats.policy.policy import Policy
 
-
-def assert_exact(model, rollouts, temperature=1.0, **options):
-    """Norms of every parameter, in Gram or product form, and sketches."""
-    policy = Policy(model, temperature=temperature)
-    loop = gradients.measure(
-        policy, rollouts, engine="loop", sketch_dim=256, blocks="parameter", progress=False, **options
-    )
-    expected = oracle(model, rollouts, temperature)
-    for sketch_dim in (None, 256):
-        measured = gradients.measure(
-            policy, rollouts, engine="ghost", sketch_dim=sketch_dim, blocks="parameter", progress=False, **options
-        )
-        for name, values in measured.sq_norms_by_block.items():
-            np.testing.assert_allclose(values, expected[name], rtol=1e-9, atol=1e-18, err_msg=name)
-        if sketch_dim is not None:
-            np.testing.assert_allclose(measured.sketches, loop.sketches, rtol=1e-9, atol=1e-11)
-    for name in ("logprobs", "entropy", "sum_pi_squared", "hidden_sq_norms"):
-        for values, of_loop in zip(getattr(measured, name), getattr(loop, name), strict=True):
-            np.testing.assert_allclose(values, of_loop, rtol=1e-9)
-    return measured
+assert_exact = partial(gradient_models.assert_exact, rtol=1e-9, sketch_dims=(None, 256))
+# peft asks transformers for an attribute that is about to be renamed.
+PEFT_WARNINGS = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 
 
 @pytest.mark.parametrize(("architecture", "tied"), ARCHITECTURES)
 def test_ghost_equals_autograd_for_every_parameter(architecture, tied):
     model = any_model(architecture, tied)
-    measured = assert_exact(model, ragged_rollouts(6, masked=True), temperature=0.7)
+    measured, _ = assert_exact(model, ragged_rollouts(6, masked=True), temperature=0.7)
     assert set(measured.sq_norms_by_block) == {name for name, _ in model.named_parameters()}
 
 
 @pytest.mark.parametrize(
     ("architecture", "params"),
     [
-        *(
-            ("qwen2", one)
-            for one in ("norm", "lm_head", "embed_tokens", "bias", r"layers\.1\.", r"layers\.1\.mlp\.down")
-        ),
-        ("qwen2", r"layers\.0\.self_attn\.q_proj\.weight"),
+        *(("qwen2", one) for one in ("norm", "lm_head", "embed_tokens", "bias", r"layers\.1\.")),
+        *(("qwen2", one) for one in (r"layers\.1\.mlp\.down", r"layers\.0\.self_attn\.q_proj\.weight")),
         *(("gpt2", one) for one in ("wpe", "wte", r"ln_1\.bias", r"c_attn\.(weight|bias)")),
+        ("qwen2_moe", r"shared_expert|self_attn"),  # layers that run batch and time together
     ],
 )
 def test_subsets_of_parameters(architecture, params):
@@ -63,7 +45,7 @@ def test_subsets_of_parameters(architecture, params):
 def test_a_module_used_twice():
     model = any_model("qwen3", tied=True)
     model.model.layers[1] = model.model.layers[0]
-    measured = assert_exact(model, ragged_rollouts(5))
+    measured, _ = assert_exact(model, ragged_rollouts(5))
     assert not any("layers.1" in name for name in measured.sq_norms_by_block)
 
 
@@ -75,37 +57,32 @@ def test_rows_of_the_padding_token_stay_out_of_the_embedding():
     assert_exact(model, rollouts)
 
 
-# peft asks transformers for an attribute that is about to be renamed.
-PEFT_WARNINGS = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-
-
 @PEFT_WARNINGS
 @pytest.mark.parametrize("architecture", ["qwen2", "gpt2"])
 def test_adapters_of_peft(architecture):
     pytest.importorskip("peft")
     targets = {"qwen2": ["q_proj", "down_proj"], "gpt2": ["c_attn"]}[architecture]
     model = lora_model(architecture, target_modules=targets, fan_in_fan_out=architecture == "gpt2")
-    measured = assert_exact(model, ragged_rollouts(5, masked=True))
+    measured, _ = assert_exact(model, ragged_rollouts(5, masked=True))
     assert measured.metadata["n_parameters"] == sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert all("lora_" in name for name in measured.sq_norms_by_block)
 
 
 @PEFT_WARNINGS
-def test_adapters_that_ghost_does_not_know_are_named():
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: lora_model(target_modules=["q_proj"], use_dora=True), "cannot distinguish sequences in .*lora_A"),
+        (
+            lambda: with_own_parameter(any_model("qwen2_moe")),
+            r"does not know the module the model itself \(Qwen2MoeForCausalLM\), which owns shift",
+        ),
+    ],
+)
+def test_modules_that_ghost_does_not_know_are_named(build, message):
     pytest.importorskip("peft")
-    model = lora_model(target_modules=["q_proj"], use_dora=True)
-    with pytest.raises(gradients.UnsupportedModuleError, match=r"cannot distinguish sequences in .*lora_A"):
-        gradients.measure(model, ragged_rollouts(3), engine="ghost", progress=False)
-
-
-def test_layers_that_run_batch_and_time_together():
-    assert_exact(any_model("qwen2_moe"), ragged_rollouts(4), params=r"shared_expert|self_attn")
-
-
-def test_an_unknown_module_is_named_with_its_class(rollouts):
-    message = r"does not know the module the model itself \(Qwen2MoeForCausalLM\), which owns shift"
     with pytest.raises(gradients.UnsupportedModuleError, match=message):
-        gradients.measure(with_own_parameter(any_model("qwen2_moe")), rollouts, engine="ghost", progress=False)
+        gradients.measure(build(), ragged_rollouts(3), engine="ghost", progress=False)
 
 
 def test_the_model_is_left_as_it_was(rollouts):
@@ -139,117 +116,29 @@ class Reading(nn.Module):
         return self.inner.down_proj(gate * self.inner.up_proj(hidden))
 
 
-class Returning(Reading):
-    """An MLP with a parameter of its own, which it returns to the module around it."""
-
-    def __init__(self, mlp: nn.Module) -> None:
-        super().__init__(mlp)
-        self.shift = nn.Parameter(torch.rand(24, dtype=torch.float64))
-
-    def forward(self, hidden):
-        return self.inner(hidden), self.shift
-
-
-class Adding(nn.Module):
-    """Adds what the module inside it returns."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, hidden):
-        return sum(self.inner(hidden))
-
-
-class Remembering(nn.Module):
-    """A module with a state of one row for each sequence, which the module around it forgets before each call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.rand(24, dtype=torch.float64))
-        self.state = None
-
-    def forward(self, hidden):
-        before = torch.zeros_like(hidden[:, 0]) if self.state is None else self.state
-        self.state = hidden[:, -1].detach()
-        return (hidden + before[:, None]) * self.scale
-
-
-class Forgetting(Reading):
-    """An MLP around a module that keeps a state."""
-
-    def __init__(self, mlp: nn.Module) -> None:
-        super().__init__(mlp)
-        self.remembering = Remembering()
-
-    def forward(self, hidden):
-        self.remembering.state = None
-        return self.remembering(self.inner(hidden))
-
-
-def changed(change) -> nn.Module:
+def reading() -> nn.Module:
     model = tiny_model("llama")
-    model.model.layers[0].mlp = change(model.model.layers[0].mlp)
+    model.model.layers[0].mlp = Reading(model.model.layers[0].mlp)
     return model
 
 
-@pytest.mark.parametrize(
-    ("change", "path"),
-    [
-        (Reading, "model.layers.0.mlp"),  # the MLP inside, whose layer is read, is not called
-        (lambda mlp: Adding(Returning(mlp)), "model.layers.0.mlp"),
-        (Forgetting, "model.layers.0.mlp"),
-    ],
-)
-def test_the_module_around_is_run_again(change, path):
-    model, rollouts = changed(change), ragged_rollouts(4)
-    selection = select_parameters(model)
-    others = probed_layers(model, selection)[2]
-    assert [other.path for other in others] == [path]
+def test_the_module_around_is_run_again():
+    """The MLP inside, whose layer is read, is not called; further kinds of modules: test_every_architecture.py."""
+    model, rollouts = reading(), ragged_rollouts(4)
+    others = probed_layers(model, select_parameters(model))[2]
+    assert [other.path for other in others] == ["model.layers.0.mlp"]
     measured = gradients.measure(model, rollouts, engine="ghost", blocks="parameter", sketch_dim=None, progress=False)
     for name, values in oracle(model, rollouts).items():
         np.testing.assert_allclose(measured.sq_norms_by_block[name], values, rtol=1e-9, atol=1e-18, err_msg=name)
 
 
-def test_a_model_of_known_layers_is_left_as_it_is():
-    model = tiny_model("qwen2", tied=True)
-    selection = select_parameters(model)
-    assert probed_layers(model, selection) == (*supported_layers(model, selection), [])
-
-
 def test_a_model_is_probed_once_and_again_when_its_modules_change():
-    model = tiny_model("llama")
-    calls = []
+    model, calls = tiny_model("llama"), []
     model.register_forward_hook(lambda *_: calls.append(1))
+    selection = select_parameters(model)
     for _ in range(2):
-        probed_layers(model, select_parameters(model))
+        assert probed_layers(model, selection) == (*supported_layers(model, selection), [])
     assert len(calls) == 1
     model.model.layers[0].mlp = Reading(model.model.layers[0].mlp)
     probed_layers(model, select_parameters(model))
     assert len(calls) > 1
-
-
-class ReadingEmbedding(nn.Module):
-    """Adds the mean row of the model's embedding."""
-
-    def __init__(self, inner: nn.Module, embedding: nn.Embedding) -> None:
-        super().__init__()
-        self.inner = inner
-        self.weight_of = [embedding]
-
-    def forward(self, hidden):
-        return self.inner(hidden) + self.weight_of[0].weight.mean(dim=0)
-
-
-def test_a_parameter_that_is_read_far_from_its_module_is_named(rollouts):
-    model = tiny_model("llama")
-    model.model.layers[0].mlp = ReadingEmbedding(model.model.layers[0].mlp, model.model.embed_tokens)
-    message = (
-        r"cannot differentiate model\.embed_tokens \(Embedding\), whose parameters another module reads and which "
-        r"owns model\.embed_tokens\.weight: use"
-    )
-    with pytest.raises(gradients.UnsupportedModuleError, match=message):
-        gradients.measure(model, rollouts, engine="ghost", progress=False)
-    with pytest.warns(UserWarning, match=message):
-        measured = gradients.measure(model, rollouts, sketch_dim=None, progress=False)
-    assert measured.metadata["engine"] == "vmap"

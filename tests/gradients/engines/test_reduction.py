@@ -1,7 +1,5 @@
 """Per-sequence gradients reduced to squared norms by parameter and to sketches, against NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -35,16 +33,19 @@ def test_gram_form_product_form_and_autograd_agree(time, transposed):
     assert [first for first, _ in pieces] == np.cumsum([0, *(p.shape[1] for _, p in pieces[:-1])]).tolist()
 
 
-def test_the_cheaper_form_is_chosen():
-    def term(time, inputs, outputs):
-        return OuterProducts(torch.zeros(1, time, inputs), torch.zeros(1, time, outputs))
-
-    assert term(128, 576, 1536).prefers_gram()
-    assert not term(2048, 576, 192).prefers_gram()
-    assert not term(512, 24, 40).prefers_gram()
-    # 512 tokens, 576 × 576: not by itself, but together with the keys' and values' layers, which share the inputs.
-    assert not term(512, 576, 576).prefers_gram()
-    assert term(512, 576, 576).prefers_gram(shared=3)
+@pytest.mark.parametrize(
+    ("time", "inputs", "outputs", "shared", "gram"),
+    [
+        (128, 576, 1536, 1, True),
+        (2048, 576, 192, 1, False),
+        (512, 24, 40, 1, False),
+        (512, 576, 576, 1, False),
+        (512, 576, 576, 3, True),  # together with the keys' and values' layers, which share the inputs
+    ],
+)
+def test_the_cheaper_form_is_chosen(time, inputs, outputs, shared, gram):
+    term = OuterProducts(torch.zeros(1, time, inputs), torch.zeros(1, time, outputs))
+    assert term.prefers_gram(shared=shared) is gram
 
 
 @pytest.mark.parametrize(("first", "last", "kept"), [(0, 9, 9), (2, 9, 7), (0, 6, 6), (2, 6, 4), (0, 0, 9)])
@@ -74,25 +75,17 @@ def random_gradients(batch=2, seed=0):
     }
 
 
-def test_norms_are_those_of_each_parameter_and_add_up_over_blocks():
-    gradients = random_gradients()
-    norms, sketches = reduce_gradients(gradients, SELECTION, None)
+def test_norms_are_those_of_each_parameter_and_add_up_over_blocks_as_do_sketches():
+    gradients, sketch = random_gradients(), CountSketch(16, 3)
+    norms, whole = reduce_gradients(gradients, SELECTION, sketch)
     a, b, c = (np.square(values.flatten(1).numpy()).sum(axis=1) for values in gradients.values())
     np.testing.assert_allclose(norms, np.stack([a, b, c], axis=1), rtol=1e-12)
-    np.testing.assert_array_equal(
-        SELECTION.by_block(norms[None]), [np.stack([norms[:, 0] + norms[:, 2], norms[:, 1]], axis=1)]
-    )
-    assert sketches is None
-
-
-def test_sketches_are_linear_in_the_gradients_and_add_up_over_parameters():
-    gradients, sketch = random_gradients(), CountSketch(16, 3)
-    _, whole = reduce_gradients(gradients, SELECTION, sketch)
-    assert whole.shape == (2, 16)
+    np.testing.assert_allclose(SELECTION.by_block(norms[None]), [np.stack([a + c, b], axis=1)], rtol=1e-12)
     one_by_one = [reduce_gradients({name: values}, SELECTION, sketch)[1] for name, values in gradients.items()]
     np.testing.assert_allclose(whole, sum(one_by_one), rtol=1e-12)
     doubled = {name: -2 * values for name, values in gradients.items()}
     np.testing.assert_allclose(reduce_gradients(doubled, SELECTION, sketch)[1], -2 * whole, rtol=1e-12)
+    assert reduce_gradients(gradients, SELECTION, None)[1] is None
 
 
 def test_the_sketches_of_blocks_are_those_of_their_parameters_and_sum_to_the_whole():
@@ -111,19 +104,15 @@ def test_the_sketches_of_blocks_are_those_of_their_parameters_and_sum_to_the_who
     assert not row.result()[1][:, 0].any()
 
 
-def test_half_precision_is_accumulated_in_float32():
-    values = torch.full((1, 70_000), 2.0, dtype=torch.float16)  # the sum of squares, 280000, is above float16's largest
-    np.testing.assert_allclose(sq_norms(values), 280_000, rtol=1e-6)
-    reduction = Reduction(SELECTION, CountSketch(8, 0), 1, torch.float16, torch.device("cpu"))
-    assert reduction.dtype == reduction.sketches_of("a").dtype == torch.float32
-    assert reduction.size_of("a") == 12
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [0, 3, 4096, 4097, 20_000_001])
 def test_squared_norms_of_large_gradients_are_not_lost_to_rounding(size, dtype):
     values = torch.randn(1, size, generator=torch.Generator().manual_seed(0)).to(dtype)
     np.testing.assert_allclose(sq_norms(values), values.double().square().sum(dim=1), rtol=3e-6)
+    half = torch.full((1, 70_000), 2.0, dtype=torch.float16)  # the sum of squares is above float16's largest
+    np.testing.assert_allclose(sq_norms(half), 280_000, rtol=1e-6)
+    reduction = Reduction(SELECTION, CountSketch(8, 0), 1, torch.float16, torch.device("cpu"))
+    assert reduction.dtype == reduction.sketches_of("a").dtype == torch.float32
 
 
 def test_weightings_are_stacked_in_front():

@@ -1,7 +1,5 @@
 """Norm layers that compute in the model's dtype."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm

@@ -1,7 +1,5 @@
 """Projections of token scores on random directions against one autograd pass per token, in float64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -22,16 +20,12 @@ from gradstats.measurement.measurement import Measurement
 from gradstats.policy.policy import Policy
 
 TANGENTS = Tangents(0, 2, rank=3)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
+]
 
 
-def factored(module):
-    """A module of one weight with its layers, and the factors of one direction."""
-    selection = ParameterSelection({"weight": module.weight}, ("all",), {"weight": 0})
-    layers = FactoredLayers(module, selection, TANGENTS)
-    return layers, TANGENTS.factors("weight", module.weight.shape, [1], torch.zeros((), dtype=torch.float64))
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("kind", ["linear", "transposed", "embedding"])
 def test_the_derivative_along_the_factors_is_that_along_the_matrix(kind):
     torch.manual_seed(0)
@@ -41,15 +35,15 @@ def test_the_derivative_along_the_factors_is_that_along_the_matrix(kind):
         "embedding": lambda: nn.Embedding(7, 4, padding_idx=2, dtype=torch.float64),
     }[kind]()
     entered = torch.tensor([[2, 3, 6], [0, 2, 2]]) if kind == "embedding" else torch.randn(2, 3, 5).double()
-    layers, factors = factored(module)
+    layers = FactoredLayers(module, ParameterSelection({"weight": module.weight}, ("all",), {"weight": 0}), TANGENTS)
+    one = torch.ones((), dtype=torch.float64)
+    factors = TANGENTS.factors("weight", module.weight.shape, [1], one)
     matrix = (factors.left @ factors.right.transpose(1, 2))[0]
     if kind == "embedding":
         matrix[2] = 0  # the padding token's row has no gradient
-    one = torch.ones((), dtype=torch.float64)
 
     def moved(epsilon):
-        pair = type(factors)(factors.left[0], factors.right[0])
-        with layers.moving({"weight": pair}, epsilon):
+        with layers.moving({"weight": type(factors)(factors.left[0], factors.right[0])}, epsilon):
             return module(entered)
 
     value, derivative = jvp(moved, (0 * one,), (one,))
@@ -61,7 +55,6 @@ def test_the_derivative_along_the_factors_is_that_along_the_matrix(kind):
     assert not module._forward_hooks
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_weights_of_other_modules_are_left_to_be_written_out():
     model = tiny_model("gpt2", tied=True)
     selection = gradients.select_parameters(model, r"h\.0\.(ln_1|mlp\.c_fc)|wte")
@@ -70,7 +63,6 @@ def test_weights_of_other_modules_are_left_to_be_written_out():
     assert layers.shapes == {"transformer.wte.weight": (41, 24), "transformer.h.0.mlp.c_fc.weight": (24, 96)}
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_a_weight_that_an_unknown_module_shares_is_not_factored():
     class Scaled(nn.Linear):
         def forward(self, entered):
@@ -79,50 +71,45 @@ def test_a_weight_that_an_unknown_module_shares_is_not_factored():
     linear, scaled = nn.Linear(3, 3, bias=False), Scaled(3, 3, bias=False)
     scaled.weight = linear.weight
     selection = ParameterSelection({"0.weight": linear.weight}, ("all",), {"0.weight": 0})
-    assert FactoredLayers(nn.Sequential(linear, scaled), selection, TANGENTS).shapes == {}
-    assert FactoredLayers(nn.Sequential(linear), selection, TANGENTS).shapes == {"0.weight": (3, 3)}
+    for modules, shapes in (((linear, scaled), {}), ((linear,), {"0.weight": (3, 3)})):
+        assert FactoredLayers(nn.Sequential(*modules), selection, TANGENTS).shapes == shapes
 
 
-MODELS = [("qwen2", False), ("qwen2", True), ("llama", True), ("gpt2", False), ("gpt2", True)]
+def with_padding():
+    model = any_model("qwen2")
+    model.get_input_embeddings().padding_idx = 5
+    return model
 
 
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+#: Model → how it is made, and which parameters are measured.
+MODELS = {
+    "untied": (lambda: any_model("qwen2"), None),
+    "tied": (lambda: any_model("qwen2", True), None),
+    "llama": (lambda: any_model("llama", True), None),
+    "gpt2": (lambda: any_model("gpt2"), None),
+    "tied gpt2": (lambda: any_model("gpt2", True), None),
+    "a subset": (lambda: any_model("qwen2", True), r"layers\.1\.(mlp|input_layernorm)|embed"),
+    "adapters": (lora_model, None),
+    "adapters on the head": (lambda: lora_model(target_modules=["q_proj", "lm_head"]), None),
+    "padding token": (with_padding, None),
+}
+
+
 @pytest.mark.parametrize("rank", [2, 16])
-@pytest.mark.parametrize(("architecture", "tied"), MODELS)
-def test_projections_are_inner_products_with_token_gradients(monkeypatch, architecture, tied, rank):
+@pytest.mark.parametrize("kind", MODELS)
+def test_projections_are_inner_products_with_token_gradients(monkeypatch, kind, rank):
     monkeypatch.setattr(Tangents.__init__, "__defaults__", (rank,))
-    model, rollouts = any_model(architecture, tied), ragged_rollouts(4, masked=True)
-    measured = gradients.measure(
-        Policy(model, temperature=0.7), rollouts, token_probes=5, token_seed=3, sketch_dim=None, progress=False
-    )
-    for row, rows in enumerate(token_gradients(model, rollouts, 0.7)):
+    build, params = MODELS[kind]
+    policy, rollouts = Policy(build(), temperature=0.7), ragged_rollouts(4, masked=True)
+    options = {"params": params, "token_probes": 5, "token_seed": 3, "sketch_dim": None, "progress": False}
+    measured = gradients.measure(policy, rollouts, **options)
+    names = set(gradients.select_parameters(policy.model, params).parameters)
+    for row, rows in enumerate(token_gradients(policy.model, rollouts, 0.7, names=names)):
         expected = flat(rows) @ directions(rows[0], 5, 3).T
         np.testing.assert_allclose(measured.token_projections[row], expected, rtol=1e-9, atol=1e-9)
     assert measured.metadata["token_self_check"] < 1e-10
 
 
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-@pytest.mark.parametrize("kind", ["a subset", "adapters", "adapters on the head", "padding token"])
-def test_projections_of_subsets_and_adapters(kind):
-    params = r"layers\.1\.(mlp|input_layernorm)|embed" if kind == "a subset" else None
-    if kind == "adapters on the head":
-        model = lora_model(target_modules=["q_proj", "lm_head"])
-    elif kind == "padding token":
-        model = any_model("qwen2")
-        model.get_input_embeddings().padding_idx = 5
-    else:
-        model = lora_model() if kind == "adapters" else any_model("qwen2", True)
-    rollouts = ragged_rollouts(3)
-    measured = gradients.measure(
-        model, rollouts, engine="loop", params=params, token_probes=4, sketch_dim=None, progress=False
-    )
-    names = set(gradients.select_parameters(model, params).parameters)
-    for row, rows in enumerate(token_gradients(model, rollouts, names=names)):
-        expected = flat(rows) @ directions(rows[0], 4, 0).T
-        np.testing.assert_allclose(measured.token_projections[row], expected, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_projections_depend_neither_on_chunks_nor_on_shards_nor_on_directions_at_once(monkeypatch):
     rollouts = ragged_rollouts(6)
     options = {"token_probes": 7, "token_exact": 2, "sketch_dim": 32}
@@ -140,7 +127,6 @@ def test_projections_depend_neither_on_chunks_nor_on_shards_nor_on_directions_at
         np.testing.assert_allclose(parts.heavy_sketches[row], whole.heavy_sketches[row], rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_running_out_of_memory_takes_fewer_directions_then_fewer_sequences(monkeypatch, rollouts):
     projector = projections._Projector
     whole = gradients.measure(tiny_model("gpt2"), rollouts, token_probes=8, sketch_dim=None, progress=False)
@@ -166,7 +152,6 @@ def test_running_out_of_memory_takes_fewer_directions_then_fewer_sequences(monke
         np.testing.assert_allclose(measured.token_projections[row], whole.token_projections[row], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 @pytest.mark.parametrize(("architecture", "tied"), [("qwen2", True), ("gpt2", False)])
 def test_token_scores_in_a_metric_are_those_of_scaled_gradients(architecture, tied):
     model, rollouts = any_model(architecture, tied), ragged_rollouts(3, masked=True)
@@ -194,24 +179,18 @@ def test_directions_are_isotropic():
 
 
 @pytest.mark.parametrize("rank", [1, 4])
-def test_directions_of_a_matrix_are_products_of_scaled_signs(rank):
+def test_directions_of_a_matrix_are_products_of_scaled_signs_and_others_have_independent_ones(rank):
     tangents, like = Tangents(7, 3, rank), torch.zeros((), dtype=torch.float64)
     pair = tangents.factors("w", (5, 6), range(3), like)
-    assert pair.left.shape == (3, 5, rank)
-    assert pair.right.shape == (3, 6, rank)
-    np.testing.assert_allclose(pair.left.abs(), rank**-0.5)
-    np.testing.assert_array_equal(pair.right.abs(), 1)
+    np.testing.assert_allclose(pair.left.abs(), np.full((3, 5, rank), rank**-0.5))
+    np.testing.assert_array_equal(pair.right.abs(), np.ones((3, 6, rank)))
     dense = tangents.dense("w", (5, 6), range(3), like)
     np.testing.assert_allclose(dense, np.einsum("nir,njr->nij", pair.left, pair.right))
     assert (torch.linalg.matrix_rank(dense) <= rank).all()
-
-
-def test_parameters_that_are_not_matrices_have_independent_signs():
-    drawn = Tangents(0, 2).dense("bias", (2, 3, 4), range(2), torch.zeros((), dtype=torch.float32))
-    assert drawn.shape == (2, 2, 3, 4)
+    drawn = tangents.dense("bias", (2, 3, 4), range(2), like.float())
     assert drawn.dtype == torch.float32
-    np.testing.assert_array_equal(drawn.abs(), 1)
-    assert not Tangents(0, 2).has_factors((2, 3, 4))
+    np.testing.assert_array_equal(drawn.abs(), np.ones((2, 2, 3, 4)))
+    assert not tangents.has_factors((2, 3, 4))
 
 
 def test_a_direction_depends_on_seed_number_name_and_shape_alone():
