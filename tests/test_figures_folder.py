@@ -43,7 +43,7 @@ def test_committed_profiles_state_the_level_of_their_intervals():
         Answer.read(path.with_suffix("")).about["confidence_level"]
         for path in FIGURES.glob("*/tables/token_profiles.json")
     ]
-    assert levels == [0.95] * 3
+    assert levels == [0.95] * 4
 
 
 def test_taken_redrawn_and_checked(figures, run_directory, tmp_path):

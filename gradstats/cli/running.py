@@ -203,7 +203,7 @@ def _short(source: str) -> str:
 
 
 def _run(loaded: Experiment, out: Path | None, dry_run: bool, progress: bool) -> RunResult | None:
-    from gradstats.runs.pipeline import check_names
+    from gradstats.runs.validate import check_names
     from gradstats.system.user_code import code_beside
 
     with code_beside(loaded.folder), warnings.catch_warnings():
@@ -494,7 +494,7 @@ def init(
         ask: in a terminal, ask for what was not given as an option.
     """
     from gradstats.config.experiment import SCHEMA_FILE, experiment_schema, experiment_text
-    from gradstats.runs.pipeline import check_names
+    from gradstats.runs.validate import check_names
     from gradstats.system.files import atomic_path, to_json
     from gradstats.system.user_code import code_beside
 

@@ -39,8 +39,8 @@ from gradstats.measurement.disk_size import GIB, bytes_of_sequences
 from gradstats.policy.memory import memory_of_others_gib, planned_memory_gib, total_memory_gib
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
-from gradstats.runs.pipeline import check_names
 from gradstats.runs.sampling_step import sampling_plan
+from gradstats.runs.validate import check_names
 from gradstats.sampling import SamplerSettings
 from gradstats.sampling.plan import SamplingPlan
 from gradstats.sampling.revisions import resolve_revisions

@@ -7,15 +7,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from gradstats.analyses import registry
 from gradstats.config.experiment import Experiment, load_experiment_file
-from gradstats.config.options import estimate_section
-from gradstats.estimators import by_label, needs
 from gradstats.estimators.needs import possible_weightings
-from gradstats.prompts import load
 from gradstats.report.result_values import result_values
 from gradstats.report.saved_results import read_recorded_experiment
-from gradstats.rewards import grading
 from gradstats.rewards.grading import ungraded_sentence, warn_ungraded
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.analysis import RunResult, analyse, claim_results, make_room, questions_of
@@ -27,9 +22,9 @@ from gradstats.runs.ranks import agreed, is_first, joined_ranks, n_ranks
 from gradstats.runs.regrading import RewardSetting, finish_regrading, regrade_shards
 from gradstats.runs.sampling_step import experiment_problems, is_sampled, sample_shards
 from gradstats.runs.tracking import Tracking, require_tracker
+from gradstats.runs.validate import check_names, require_execution
 from gradstats.runs.values_step import has_values, make_values
 from gradstats.runs.watching import let_workers_make
-from gradstats.runs.workers import require_execution
 from gradstats.system.lock import Company, only_writer
 from gradstats.system.outputs import claim, refuse_links
 from gradstats.system.user_code import code_beside
@@ -46,24 +41,6 @@ _NOT_REGRADED = (
     "tracking",
     "execution.address",
 )
-
-
-def _check_second_moments(experiment: Experiment) -> None:
-    """Refuse second moments that are not on file."""
-    second_moments = experiment.measurement.second_moments
-    if second_moments is not None and estimate_section(second_moments) is None:
-        from gradstats.gradients.metric import moments_file  # loads torch
-
-        moments_file(second_moments)
-
-
-def check_names(experiment: Experiment) -> None:
-    """Check every name of an experiment, and warn of estimators whose inputs the run will not measure.
-
-    Each registry checks its own part; what sections say of one another is checked as they are read.
-    """
-    for check in (by_label.check, load.check, grading.check, registry.check, needs.check, _check_second_moments):
-        check(experiment)
 
 
 def run_experiment(experiment: Experiment, path: Path, *, progress: bool = True) -> RunResult | None:

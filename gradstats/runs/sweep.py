@@ -24,9 +24,9 @@ from gradstats.report.sweeps import (
     write_sweep_results,
 )
 from gradstats.runs.claims import joined
-from gradstats.runs.pipeline import check_names, has_results, run_experiment
+from gradstats.runs.pipeline import has_results, run_experiment
 from gradstats.runs.tracking import require_tracker
-from gradstats.runs.workers import require_execution
+from gradstats.runs.validate import check_names, require_execution
 from gradstats.system.files import PARTIAL, atomic_path, holds_only, remove_partials
 from gradstats.system.lock import LOCK, TURN, Company, only_writer, turn
 from gradstats.system.outputs import OutputType, claim, csv_with, refuse_links

@@ -18,32 +18,13 @@ from pathlib import Path
 
 from gradstats.config.sections import ExecutionSection
 from gradstats.runs.directory import RunDirectory
-from gradstats.system.environment import gpus_of_worker, installed
+from gradstats.system.environment import gpus_of_worker
 from gradstats.system.user_code import search_folders
 from gradstats.system.worker import search_path
 
 
 class WorkerDiedError(RuntimeError):
     """A worker has ended without saying why."""
-
-
-def require_execution(section: ExecutionSection) -> None:
-    """Refuse settings that nothing follows, and an executor that is not installed."""
-    if section.executor == "local" and section.address is not None:
-        raise ValueError(
-            f"execution.address is {section.address}, and the executor local starts its workers on this machine: "
-            "choose --executor ray, or leave it out"
-        )
-    if section.executor == "ray" and installed("ray") is None:
-        raise ImportError(
-            "execution.executor is ray, which is not installed: pip install 'gradstats[ray]', or run with "
-            "--executor local"
-        )
-    if section.gpus_per_worker and section.gpus_per_worker < section.ranks_per_worker:
-        raise ValueError(
-            f"execution.gpus_per_worker is {section.gpus_per_worker}, but each of the {section.ranks_per_worker} ranks "
-            f"of a worker needs a GPU of its own: set it to {section.ranks_per_worker}"
-        )
 
 
 @dataclass(frozen=True)

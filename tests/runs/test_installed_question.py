@@ -12,7 +12,7 @@ import pytest
 from command_line import run
 
 from gradstats.analyses import registry
-from gradstats.runs.pipeline import check_names
+from gradstats.runs.validate import check_names
 
 ROOT = Path(__file__).parents[2]
 

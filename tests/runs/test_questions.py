@@ -18,7 +18,8 @@ from gradstats.config.experiment import load_experiment_file
 from gradstats.config.trust import UntrustedCodeError
 from gradstats.report.page import questions_on_page
 from gradstats.report.saved_results import read_results
-from gradstats.runs.pipeline import check_names, run_experiment
+from gradstats.runs.pipeline import run_experiment
+from gradstats.runs.validate import check_names
 from gradstats.system.files import read_json
 
 OWN = "own_lengths:question"

@@ -13,7 +13,7 @@ import gradstats as gs
 from gradstats.gradients.checks.self_check import checked_rows
 from gradstats.gradients.metric import prompt_digests
 from gradstats.gradients.second_moments import set_aside
-from gradstats.runs.pipeline import check_names
+from gradstats.runs.validate import check_names
 
 OPTIONS = {"prompts_per_batch": 2, "progress": False}
 

@@ -12,7 +12,8 @@ from gradstats.config.experiment import Experiment
 from gradstats.gradients.parameters import UnsupportedModuleError, select_parameters
 from gradstats.runs.cost import _devices as devices
 from gradstats.runs.cost import estimate_cost
-from gradstats.runs.pipeline import check_names, run_experiment
+from gradstats.runs.pipeline import run_experiment
+from gradstats.runs.validate import check_names
 
 RAY = {"executor": "ray", "workers": 2}
 
