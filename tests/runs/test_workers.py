@@ -224,7 +224,7 @@ def test_settings_that_nothing_follows_are_refused(settings, message):
 
 
 def test_ray_is_an_extra(monkeypatch):
-    monkeypatch.setattr(workers, "installed", lambda name: None)
+    monkeypatch.setattr("gradstats.runs.validate.installed", lambda name: None)
     with pytest.raises(ImportError, match=r"ray, which is not installed: pip install 'gradstats\[ray\]'"):
         require_execution(ExecutionSection(executor="ray"))
 
