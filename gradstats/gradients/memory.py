@@ -217,3 +217,13 @@ def _kept_bytes(policy: Policy, length: int) -> int:
         result = objective(policy.model, ids, length - 1)
     del result
     return sum(kept.values())
+
+
+def cache_bytes(policy: Policy) -> int:
+    """Bytes of keys and values of one token; 0 for an architecture that does not state their shape."""
+    config = policy.model.config
+    layers, heads = getattr(config, "num_hidden_layers", 0), getattr(config, "num_attention_heads", 0)
+    if not (layers and heads):
+        return 0
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return 2 * policy.dtype.itemsize * layers * (getattr(config, "num_key_value_heads", None) or heads) * width

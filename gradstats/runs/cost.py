@@ -18,7 +18,7 @@ from gradstats.estimators.needs import possible_weightings
 from gradstats.gradients.attention import most_positions, same_class
 from gradstats.gradients.engines.layers import supported_layers
 from gradstats.gradients.engines.registry import ENGINES
-from gradstats.gradients.memory import SELF_CHECK, activation_size, peak_memory, tokens_that_fit
+from gradstats.gradients.memory import SELF_CHECK, activation_size, cache_bytes, peak_memory, tokens_that_fit
 from gradstats.gradients.objective import (
     default_memory_gib,
     gradients_that_fit,
@@ -240,20 +240,10 @@ def _memory_gib(
             f"that there are: about {fitting} tokens fit together; lower max_new_tokens, measure fewer parameters "
             "(params), or take a machine with more memory"
         )
-    cache = max(map(len, plan.rows)) * (prompt + cap) * _cache_bytes_per_token(policy)
+    cache = max(map(len, plan.rows)) * (prompt + cap) * cache_bytes(policy)
     sampling = peaks[0].libraries + peaks[0].weights + cache / GIB
     positions = most_positions(policy)
     return max(sampling, *(peak.total for peak in peaks)), fitting if positions is None else min(fitting, positions)
-
-
-def _cache_bytes_per_token(policy: Policy) -> int:
-    """Bytes of keys and values of one token; 0 for an architecture that does not state their shape."""
-    config = policy.model.config
-    layers, heads = getattr(config, "num_hidden_layers", 0), getattr(config, "num_attention_heads", 0)
-    if not (layers and heads):
-        return 0
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return 2 * policy.dtype.itemsize * layers * (getattr(config, "num_key_value_heads", None) or heads) * width
 
 
 def _longest_rollouts(plan: SamplingPlan, cap: int) -> Rollouts:

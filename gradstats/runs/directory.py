@@ -28,7 +28,7 @@ from gradstats.runs.regrading import finish_regrading, read_regradings
 from gradstats.runs.tracking import Tracking
 from gradstats.system.environment import environment
 from gradstats.system.files import PARTIAL, holds_only, read_json, remove_partials, write_json
-from gradstats.system.lock import LOCK, TURN
+from gradstats.system.lock import LOCK, TURN, is_alive
 from gradstats.system.outputs import OutputType
 from gradstats.system.shards import PLAN
 
@@ -267,7 +267,7 @@ class RunDirectory:
         self._card = card_of(torch.device("cuda"))
         self.record()
         calls = map(_read_call, self.path.glob(CALLS))
-        return max(1, sum(call.get("card") == self._card and _is_alive(call["pid"]) for call in calls))
+        return max(1, sum(call.get("card") == self._card and is_alive(call["pid"]) for call in calls))
 
     def _rounds(self) -> list[dict[str, int]]:
         """Return the size of each round of sampling that is planned, without anything drawn where there is no plan."""
@@ -357,15 +357,6 @@ def _read_call(path: Path) -> dict[str, Any]:
         return read_json(path)
     except (OSError, ValueError):
         return {}
-
-
-def _is_alive(pid: int) -> bool:
-    """Return whether a process of this machine has not ended."""
-    try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return isinstance(error, PermissionError)  # of another user
-    return True
 
 
 def _is_ours(path: Path) -> bool:

@@ -12,25 +12,12 @@ import select
 import signal
 import sys
 import threading
-import traceback
 from pathlib import Path
 
 from gradstats.config.experiment import Experiment
 from gradstats.runs.ranks import is_first, joined_ranks
 from gradstats.system.user_code import code_beside, look_in
-
-
-def portable(error: BaseException) -> BaseException:
-    """Return an error as another process can read it: itself, or its sentence where its constructor takes more."""
-    error.add_note("in a worker:\n" + "".join(traceback.format_exception(error)))
-    try:
-        again = pickle.loads(pickle.dumps(error))
-        if type(again) is type(error) and str(again) == str(error):
-            return error
-    except Exception:  # of whatever the error holds
-        pass
-    kind = ValueError if isinstance(error, ValueError) else RuntimeError
-    return kind(str(error) if kind is ValueError else f"{type(error).__name__}: {error}")
+from gradstats.system.worker import portable
 
 
 def _obey() -> None:

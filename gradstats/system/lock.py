@@ -258,3 +258,12 @@ def _sentence(path: Path, holder: dict[str, object], running: bool) -> str:
     if running:
         return f"another process is working on {path.parent} ({who}): wait until it ends, or choose another folder"
     return f"{path.parent} is locked by another host ({who}): wait until it ends; if it no longer runs, remove {path}"
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process of this machine has not ended."""
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)  # of another user
+    return True

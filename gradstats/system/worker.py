@@ -14,9 +14,11 @@ import atexit
 import importlib
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
+import traceback
 from typing import Any
 
 #: Seconds for one call by default; then the process is killed.
@@ -130,6 +132,19 @@ class IsolatedProcess:
 def search_path() -> str:
     """Return the ``PYTHONPATH`` with which a child finds the modules that this process finds."""
     return os.pathsep.join(dict.fromkeys(entry or os.getcwd() for entry in sys.path))
+
+
+def portable(error: BaseException) -> BaseException:
+    """Return an error as another process can read it: itself, or its sentence where its constructor takes more."""
+    error.add_note("in a worker:\n" + "".join(traceback.format_exception(error)))
+    try:
+        again = pickle.loads(pickle.dumps(error))
+        if type(again) is type(error) and str(again) == str(error):
+            return error
+    except Exception:  # of whatever the error holds
+        pass
+    kind = ValueError if isinstance(error, ValueError) else RuntimeError
+    return kind(str(error) if kind is ValueError else f"{type(error).__name__}: {error}")
 
 
 def _exception(name: str, message: str) -> Exception:

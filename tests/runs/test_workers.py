@@ -19,10 +19,10 @@ from gradstats.runs.pipeline import run_experiment
 from gradstats.runs.ray_workers import connected, make_shards
 from gradstats.runs.sweep import run_sweep
 from gradstats.runs.validate import require_execution
-from gradstats.runs.worker import portable
 from gradstats.runs.workers import LocalWorker, Task
 from gradstats.system.environment import gpus_of_worker
 from gradstats.system.files import read_json
+from gradstats.system.worker import portable
 
 TWO = {"workers": 2}
 BY_RAY = {"executor": "ray", "workers": 2}
