@@ -6,6 +6,7 @@ A check names its cells, the intervals of one data set of a cell, and how a cell
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
@@ -472,7 +473,8 @@ def calibrated(spread: float, proxy: str, n_measured: int, n: int) -> DataSet:
                 true = exact[row.label] / (exact["rloo"] if quantity == "ratio" else 1.0)
                 alone = one.measured.with_interval(LEVEL)
                 with_proxy = one.with_interval(LEVEL) if one.helps else alone
-                widths = [np.log(high / low) for _, low, high in (with_proxy, alone)]
+                # Where few prompts carry the variance an interval may begin at 0.
+                widths = [math.log(high / low) if low > 0.0 else math.inf for _, low, high in (with_proxy, alone)]
                 finite = bool(np.isfinite(widths).all())
                 yield {
                     "estimator": row.label,
