@@ -415,6 +415,11 @@ def proxy(run: str, name: str, quantity: str) -> Number | None:
     return of(run, "tokens", quantity, proxy=name)
 
 
+def proxies(runs: tuple[str, ...], name: str, quantity: str) -> list[Number]:
+    """Return how well a proxy stands for the energies of tokens in each run."""
+    return [one for run in runs if (one := proxy(run, name, quantity)) is not None]
+
+
 def model_differences() -> tuple[int, dict[str, Number]]:
     """Return how many differences of α between models are resolved, and those from the published points.
 

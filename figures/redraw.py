@@ -46,13 +46,13 @@ BLOCKS = "blocks.csv"
 OF_SWEEPS = (TABLE, LISTED, BLOCKS)
 PICTURE = {"formats": ["png"]}
 STAMP = "drawn_from.json"
-#: What the pages say of a run at several group sizes, with the answers that these include.
-_SIZES = ("alpha", "length_scaling", "variance", "group_sizes", "equivalent_group_size", "allocation")
-#: The same of a run with token scores.
-_TOKENS = ("alpha", "length_scaling", "variance", "tokens", "token_traces", "token_sample", "token_profiles")
+#: What the pages say of each run, of group sizes, of tokens and of curves, with the answers that these include.
+_EACH = ("alpha", "length_scaling", "variance")
+_SIZES = (*_EACH, "group_sizes", "equivalent_group_size", "allocation")
+_TOKENS = (*_EACH, "tokens", "token_traces", "token_sample", "token_profiles")
 _CURVES = ("curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta")
 #: Runs of which pages and pictures use these answers alone: others are not copied.
-USED = dict.fromkeys(("embedded_zoo_stale", "qwen_mismatch", "qwen_stale"), ("alpha", "length_scaling", "variance")) | {
+USED = dict.fromkeys(("embedded_zoo_stale", "qwen_mismatch", "qwen_stale"), _EACH) | {
     "embedded_layers": (*_SIZES, "optimal_baselines"),
     "embedded_resolved_layers": (*_SIZES, *_CURVES, "optimal_baselines"),
     "embedded_tokens_layers": _TOKENS,

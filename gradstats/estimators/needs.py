@@ -55,7 +55,7 @@ def possible_weightings(experiment: Experiment) -> PossibleWeightings:
     available = [one for one in recipes if "ref_logprobs" not in one.needs or experiment.reference_policy]
     advantages: tuple[str, ...] = ()
     if not experiment.measurement.token_probes:
-        batch = trial_batch_of(experiment)
+        batch = _trial_batch_of(experiment)
         own = (advantage for one in chosen if (advantage := own_advantages(one, batch)))
         advantages = tuple(own_name(advantage) for advantage in dict.fromkeys(own))
     on_policy = _names(one for one in available if _varies_on_policy(one))
@@ -124,7 +124,7 @@ def _not_measured(experiment: Experiment) -> Iterator[str]:
 def _wrong_values(experiment: Experiment, one: Estimator | Recipe) -> str | None:
     """Return why an estimator cannot use the kind of state values that the run makes; None where it can."""
     try:
-        one.weights(trial_batch_of(experiment))
+        one.weights(_trial_batch_of(experiment))
     except ValueError as error:
         return str(error)
     return None
@@ -138,13 +138,13 @@ def _weights_tokens(one: Estimator | Recipe, experiment: Experiment) -> bool:
     if not advantage.definition.checked:
         return advantage.level == "token"
     if advantage_of_values(one):
-        return own_advantages(one, trial_batch_of(experiment)) is None
+        return own_advantages(one, _trial_batch_of(experiment)) is None
     if isinstance(one, Recipe) and weighting_names(one):
         return False
     return as_sequence_level(one, trial_batch().with_fields(old_logprobs=None)).level == "token"
 
 
-def trial_batch_of(experiment: Experiment) -> Batch:
+def _trial_batch_of(experiment: Experiment) -> Batch:
     """Return a small batch with the kinds of state values that a run makes; ratios vary where they are meant to."""
     batch, section = trial_batch(), experiment.values
     assert batch.values is not None

@@ -94,9 +94,10 @@ def multiplies_as_they_are(left: Tensor, right: Tensor, dtype: torch.dtype) -> b
 
 @contextmanager
 def rounding_to_bfloat16(*factors: Tensor) -> Iterator[None]:
-    """Let a CPU round float32 copies of such factors to bfloat16, if that is what they were: the same sums, and faster.
+    """Let a CPU multiply float32 copies of such factors as bfloat16, if that is what they were, which loses nothing.
 
-    oneDNN adds up the products of numbers in bfloat16 in float32.
+    oneDNN adds up such products in float32, in another order. As torch has it, the setting holds for the whole process:
+    what another thread multiplies meanwhile may be rounded.
     """
     matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)  # None in earlier versions of torch
     before = _read(matmul, "fp32_precision")

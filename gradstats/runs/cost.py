@@ -132,11 +132,7 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
     n_measured = experiment.measurement.n_prompts
     share = 1.0 if n_measured is None else min(n_measured / len(plan.problems), 1.0)
     measuring, n_gradients = per_token * tokens, math.ceil(share * plan.n_completions)
-
-    def scored(policy: Policy, some: Rollouts) -> object:
-        return token_statistics(policy, make_chunk(some, range(len(some)), policy.device, policy.dtype))
-
-    scoring = 0.0 if share == 1.0 else _seconds_of_pass(policy, longest, scored) * (1.0 - share)
+    scoring = 0.0 if share == 1.0 else _seconds_of_pass(policy, longest, _scored) * (1.0 - share)
     n_blocks = n_block_sketches(policy, experiment.measurement)
     sketched = experiment.measurement.sketch_dim  # numbers of a sequence that the engine adds to
     if sketched is not None:
@@ -199,6 +195,10 @@ def _seconds_of_pass(policy: Policy, longest: Rollouts, forward: Callable[[Polic
     start = time.perf_counter()
     forward(policy, trial)
     return (time.perf_counter() - start) / int(trial.lengths.sum()) * int(longest.lengths.sum())
+
+
+def _scored(policy: Policy, rollouts: Rollouts) -> object:
+    return token_statistics(policy, make_chunk(rollouts, range(len(rollouts)), policy.device, policy.dtype))
 
 
 def _cut_short(policy: Policy, longest: Rollouts, rows: Sequence[int] | np.ndarray) -> Rollouts:

@@ -212,7 +212,7 @@ def _measured(
     report: Report,
 ) -> Measurement:
     """Measure one shard: all of it, or the further weightings ``names`` that an earlier measurement lacks."""
-    weightings = weightings_of(session, rollouts, names, values)
+    weightings = _weightings_of(session, rollouts, names, values)
     measured = session.measure(rollouts, report.chunk, weightings, earlier)
     # Weights of ratios and KL terms follow from the measurement itself.
     weighted = {
@@ -305,13 +305,13 @@ def _chosen_weightings(
 
         def spreads() -> Iterator[float]:
             for table in tables:
-                yield spread_of_ratios(session, table)
+                yield _spread_of_ratios(session, table)
                 report.advance(len(table))
 
-        return needed_weightings(tables, possible, run.experiment.variance.target, metadata, spreads())
+        return _needed_weightings(tables, possible, run.experiment.variance.target, metadata, spreads())
 
 
-def needed_weightings(
+def _needed_weightings(
     tables: Sequence[Rollouts],
     possible: PossibleWeightings,
     target: Target,
@@ -330,7 +330,7 @@ def needed_weightings(
         possible: what the estimators may need.
         target: what the comparison is judged against.
         metadata: the scored policy, as a measurement records it.
-        spreads: :func:`spread_of_ratios` of each shard, beginning with the first.
+        spreads: ``_spread_of_ratios`` of each shard, beginning with the first.
     """
     if possible.off_policy == possible.always or any("sampler_logprobs" not in table.frame for table in tables):
         return possible.of_equal_ratios
@@ -349,12 +349,12 @@ def needed_weightings(
     return possible.of_equal_ratios
 
 
-def spread_of_ratios(session: MeasuringSession, rollouts: Rollouts) -> float:
+def _spread_of_ratios(session: MeasuringSession, rollouts: Rollouts) -> float:
     """Return the greatest :math:`χ^2` of some completions times their number, from a forward pass."""
     return largest_chi_squared(session.scored_batch(rollouts)) * len(rollouts)
 
 
-def weightings_of(
+def _weightings_of(
     session: MeasuringSession,
     rollouts: Rollouts,
     names: Iterable[str],

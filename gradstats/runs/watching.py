@@ -20,7 +20,8 @@ from gradstats.system.shards import PLAN, Shards, n_planned
 if TYPE_CHECKING:
     from gradstats.runs.ray_workers import RayWorker
 
-_NONE_LEFT = (
+#: What to do where every worker died.
+_REMEDY = (
     "if memory ran out, lower measurement.token_budget or sampling.batch_size, or give each worker more; what was "
     "finished is kept, and the same command resumes from there"
 )
@@ -64,7 +65,7 @@ def let_workers_make(run: RunDirectory, progress: bool) -> None:
                             continue
                     except WorkerDiedError as error:
                         if len(running) == 1 and failure is None:
-                            failure = RuntimeError(f"{error}, and no worker is left: {_NONE_LEFT}")
+                            failure = RuntimeError(f"{error}, and no worker is left: {_REMEDY}")
                         elif failure is None:
                             report.say(f"{error}: the others make its shard")
                     except Exception as error:

@@ -23,7 +23,10 @@ from gradstats.policy.checkpoint import checkpoint_names
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.measuring_step import _measured as measured_shard
-from gradstats.runs.measuring_step import measure_shards, needed_weightings, spread_of_ratios, weightings_of
+from gradstats.runs.measuring_step import _needed_weightings as needed_weightings
+from gradstats.runs.measuring_step import _spread_of_ratios as spread_of_ratios
+from gradstats.runs.measuring_step import _weightings_of as weightings_of
+from gradstats.runs.measuring_step import measure_shards
 from gradstats.runs.pipeline import run_experiment
 from gradstats.system.files import read_json
 
