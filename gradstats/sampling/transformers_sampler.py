@@ -30,6 +30,7 @@ from gradstats.policy.policy import Policy, suitable_threads
 from gradstats.sampling.sampler import Completion, SamplerSettings, stop_token_ids
 
 ROOM = 64  # tokens for which a new buffer has room
+_LARGE, _BLOCK = 4096, 128  # a vocabulary in which tokens are drawn by blocks, and their size
 
 
 class GrowingLayer(DynamicLayer):
@@ -162,25 +163,24 @@ class _Batch:
         self, rows: list[int], settings: SamplerSettings, on_tokens: Callable[[int], None]
     ) -> tuple[torch.Tensor, int]:
         """Draw until half of the rows have ended; return which are running and how many tokens each received."""
-        recorder = _Recorder(self._stop_tokens, on_tokens)
+        draws = _Draws(self._stop_tokens, on_tokens)
         before = self._ids.shape[1]
-        stages = {"past_key_values": self._cache, "stopping_criteria": [recorder.halved]}
+        stages = {"past_key_values": self._cache, "stopping_criteria": [draws.halved]}
         self._ids = self._model.generate(  # pyright: ignore[reportAttributeAccessIssue]  # decorated in transformers
             input_ids=self._ids,
             attention_mask=self._attention,
-            generation_config=_plain_sampling(settings, self._stop_tokens, self._pad),
-            logits_processor=_processors(settings, recorder),
+            generation_config=_plain(settings, self._stop_tokens, self._pad),
+            logits_processor=_processors(settings, draws),
             **(stages if self._cache is not None else {}),
         )
-        recorder.finish(self._ids[:, -1])
         drawn = self._ids[:, before:].cpu()
-        logprobs = torch.stack(recorder.logprobs, dim=1).cpu()
+        logprobs = torch.stack(draws.logprobs, dim=1).cpu()
         for row, tokens, values in zip(rows, drawn.tolist(), logprobs.tolist(), strict=True):
             ends = [at for at, token in enumerate(tokens) if token in self._stop_tokens]
             end = ends[0] + 1 if ends else len(tokens)
             self._tokens[row] += tokens[:end]
             self._logprobs[row] += values[:end]
-        return recorder.running, drawn.shape[1]
+        return draws.running, drawn.shape[1]
 
     def _keep(self, rows: torch.Tensor) -> None:
         """Keep only some rows of the batch."""
@@ -209,14 +209,11 @@ def _pad_token(policy: Policy, stop_tokens: list[int]) -> int:
     return stop_tokens[0] if stop_tokens else 0
 
 
-def _plain_sampling(settings: SamplerSettings, stop_tokens: list[int], pad: int) -> GenerationConfig:
-    """Configure plain ancestral sampling; :func:`_processors` makes all changes to the distribution."""
+def _plain(settings: SamplerSettings, stop_tokens: list[int], pad: int) -> GenerationConfig:
+    """Configure ``generate`` to take the likeliest token: what is drawn from is up to :func:`_processors`."""
     return GenerationConfig(
-        do_sample=True,
+        do_sample=False,
         num_beams=1,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
         repetition_penalty=1.0,
         max_new_tokens=settings.max_new_tokens,
         eos_token_id=stop_tokens or None,
@@ -224,11 +221,10 @@ def _plain_sampling(settings: SamplerSettings, stop_tokens: list[int], pad: int)
     )
 
 
-def _processors(settings: SamplerSettings, recorder: LogitsProcessor) -> LogitsProcessorList:
-    """List the warpers of transformers in their usual order, followed by the recorder.
+def _processors(settings: SamplerSettings, draws: LogitsProcessor) -> LogitsProcessorList:
+    """List the warpers of transformers in their usual order, followed by what draws.
 
-    They are passed to ``generate`` explicitly because its built-in ones run after any custom processor, so that the
-    recorder would not see their effect.
+    They are passed to ``generate`` explicitly because its built-in ones run after any custom processor.
     """
     processors = LogitsProcessorList()
     if settings.repetition_penalty != 1.0:
@@ -241,49 +237,63 @@ def _processors(settings: SamplerSettings, recorder: LogitsProcessor) -> LogitsP
         processors.append(TopPLogitsWarper(settings.top_p))
     if settings.min_p:
         processors.append(MinPLogitsWarper(settings.min_p))
-    processors.append(recorder)
+    processors.append(draws)
     return processors
 
 
-class _Recorder(LogitsProcessor):
-    """Keeps the log-probability of each drawn token, holding one step's distribution at a time."""
+class _Draws(LogitsProcessor):
+    """Draws each token and keeps its log-probability; what it returns leaves ``generate`` no choice but that token."""
 
     def __init__(self, stop_tokens: list[int], on_tokens: Callable[[int], None]) -> None:
         self.logprobs: list[torch.Tensor] = []
+        self.running = torch.tensor(())  # which rows have not ended
         self._stop_tokens = stop_tokens
         self._on_tokens = on_tokens
-        self._distribution: torch.Tensor | None = None
-        self._running: torch.Tensor | None = None
-
-    @property
-    def running(self) -> torch.Tensor:
-        """Which rows have not ended."""
-        assert self._running is not None
-        return self._running
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.finish(input_ids[:, -1])
-        self._distribution = scores.float().log_softmax(dim=-1)
-        return scores
-
-    def finish(self, tokens: torch.Tensor) -> None:
-        """Record the tokens that were drawn from the current distribution."""
-        if self._distribution is None:
-            return
-        tokens = tokens.to(self._distribution.device)
-        self.logprobs.append(self._distribution.gather(1, tokens[:, None])[:, 0])
-        if self._running is None:
-            self._running = torch.ones_like(tokens, dtype=torch.bool)
-        self._on_tokens(int(self._running.sum()))
+        scores = scores.float()
+        tokens = draw_tokens(scores.softmax(dim=-1))
+        self.logprobs.append(scores.log_softmax(dim=-1).gather(1, tokens)[:, 0])
+        if len(self.logprobs) == 1:
+            self.running = torch.ones(len(tokens), dtype=torch.bool, device=tokens.device)
+        self._on_tokens(int(self.running.sum()))
         for stop in self._stop_tokens:
-            self._running &= tokens != stop
-        self._distribution = None
+            self.running &= tokens[:, 0] != stop
+        return scores.scatter_(1, tokens, torch.inf)
 
     def halved(self, input_ids: torch.Tensor, _scores: object, **_options: object) -> torch.Tensor:
         """Stop when at most half of the rows are running."""
-        self.finish(input_ids[:, -1])
         half = int(self.running.sum()) * 2 <= len(input_ids)
         return torch.full((len(input_ids),), half, device=input_ids.device)
+
+
+def draw_tokens(probabilities: torch.Tensor) -> torch.Tensor:
+    r"""Draw one token for each row of probabilities, (rows, vocabulary) → (rows, 1).
+
+    ``torch.multinomial`` draws an exponential number for every token: on a CPU, with a large vocabulary, this takes as
+    long as the policy itself. There one uniform number finds its block of tokens among their sums, then its token.
+    """
+    n_tokens = probabilities.shape[1]
+    if probabilities.device.type != "cpu" or n_tokens < _LARGE:
+        return torch.multinomial(probabilities, num_samples=1)
+    if n_tokens % _BLOCK:
+        probabilities = torch.nn.functional.pad(probabilities, (0, -n_tokens % _BLOCK))
+    blocks = probabilities.unflatten(1, (-1, _BLOCK))
+    sums = blocks.sum(dim=-1).double()
+    if not sums.sum().isfinite():
+        raise RuntimeError("probabilities are not finite")
+    block, rest = _inverted(sums, torch.rand(len(sums), 1, dtype=torch.float64) * sums.sum(dim=-1, keepdim=True))
+    token, _ = _inverted(blocks.take_along_dim(block[..., None], dim=1)[:, 0].double(), rest)
+    return block * _BLOCK + token
+
+
+def _inverted(weights: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the entry of each row in which the running sum passes ``at``, and how far ``at`` lies within it."""
+    ends = weights.cumsum(dim=-1)
+    # Rounding may put `at` on the end of the last entry, which is not passed.
+    at = at.minimum(torch.nextafter(ends[:, -1:], torch.zeros_like(at)))
+    entry = torch.searchsorted(ends, at, right=True)
+    return entry, at - (ends - weights).gather(1, entry)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from gradstats.policy.policy import Policy, as_policy
 from gradstats.sampling import SamplerSettings
 from gradstats.sampling.plan import open_sampler
 from gradstats.sampling.sampler import Completion
-from gradstats.sampling.transformers_sampler import ROOM, ContinuousSampler, GrowingLayer, generate
+from gradstats.sampling.transformers_sampler import ROOM, ContinuousSampler, GrowingLayer, draw_tokens, generate
 
 
 def test_a_batch_is_drawn_in_halves_where_memory_runs_out(policy):
@@ -38,6 +38,31 @@ def test_a_batch_is_drawn_in_halves_where_memory_runs_out(policy):
     assert drawn == again
     assert len(drawn) == len(undivided) == 8
     assert [one.tokens for one in drawn[:4]] != [one.tokens for one in drawn[4:]]
+
+
+@pytest.mark.parametrize("n_tokens", [4096, 5003], ids=["whole blocks", "a part of one"])
+def test_tokens_of_a_large_vocabulary_are_drawn_in_proportion(n_tokens):
+    """At both ends of blocks of 128, beside tokens without probability, and from sums that are not 1."""
+    weights = {0: 1, 5: 4, 127: 2, 128: 3, 2047: 6, n_tokens - 1: 4}
+    probabilities = torch.zeros(n_tokens)
+    probabilities[list(weights)] = torch.tensor(list(weights.values())) / 19
+    torch.manual_seed(0)
+    drawn = np.concatenate([draw_tokens(probabilities.expand(500, -1))[:, 0].numpy() for _ in range(20)])
+    counts = [np.sum(drawn == token) for token in weights]
+    assert sum(counts) == len(drawn)
+    assert stats.chisquare(counts, np.array(list(weights.values())) / 20 * len(drawn)).pvalue > 1e-3
+    only_one = torch.eye(n_tokens)[[0, 127, 128, n_tokens - 1]]
+    assert draw_tokens(only_one)[:, 0].tolist() == [0, 127, 128, n_tokens - 1]
+    with pytest.raises(RuntimeError, match="not finite"):
+        draw_tokens(torch.full((1, n_tokens), torch.nan))
+
+
+def test_a_draw_at_the_end_of_the_last_token_stays_within_it(monkeypatch):
+    """A uniform number below 1 may be rounded to the sum of all probabilities, behind which there are none."""
+    monkeypatch.setattr(torch, "rand", lambda *shape, dtype: torch.ones(shape, dtype=dtype))
+    probabilities = torch.zeros(1, 4096)
+    probabilities[0, [7, 300]] = torch.tensor([0.9, 0.1])
+    assert draw_tokens(probabilities).item() == 300
 
 
 @pytest.mark.slow
