@@ -129,11 +129,12 @@ def with_plans(comparison: Answer, pilot: VarianceComparison | None = None) -> A
 
 
 def of_first_size(comparison: Answer) -> tuple[pd.DataFrame, float | None]:
-    """Return the rows of the first group size, and that size where there are several."""
-    frame = comparison.frame
+    """Return the rows of the first group size, and that size unless it is that of all completions of a prompt."""
+    frame, about = comparison.frame, comparison.about
     sizes = list(dict.fromkeys(frame["group_size"].dropna())) if "group_size" in frame else []
     if len(sizes) < 2:
-        return frame, None
+        in_parts = about.get("n_groups", 0) > about.get("n_prompts", np.inf) or about.get("n_leftover", 0) > 0
+        return frame, float(sizes[0]) if sizes and in_parts else None
     return frame.loc[frame["group_size"] == sizes[0]].reset_index(drop=True), float(sizes[0])
 
 

@@ -206,6 +206,11 @@ def test_group_sizes_that_are_not_shown_are_named():
     rows = [("rloo", 1.0, 1.0, 1.0, {"group_size": size}) for size in (2, 4, 8)]
     assert noise_table(comparison_of(*rows), most=5)[-1] == "  groups of 4, 8: --all"
     assert "groups of" not in noise_table(comparison_of(RLOO), most=5)[-1]
+    halves = {"n_groups": 192, "n_completions": 1536}  # of 16 completions, in two groups
+    assert noise_table(comparison_of(RLOO, **halves), most=5)[0].startswith(
+        "  samples for equal noise, rloo = 1, 8 completions a group"
+    )
+    assert said(RLOO, ("grpo", 0.8, 0.7, 0.9, {}), **halves)["best"].endswith("samples of rloo in groups of 8.")
     assert said(*rows, ("grpo", 0.8, 0.7, 0.9, {"group_size": 2}))["best"].endswith("samples of rloo in groups of 2.")
 
 
