@@ -202,6 +202,14 @@ def test_rows_of_noise_leave_room_for_what_follows():
     assert 20 < len(first_screen("a run", [], comparison_of(RLOO, *rows), ["what follows"] * 5)) <= LINES
 
 
+@pytest.mark.parametrize("most", [-1, 0, 1, 2, 3, 5])
+def test_rows_that_are_left_out_for_want_of_room_are_counted(most):
+    rows = [(f"mine_{at}", 1.0 + at / 10, 0.9 + at / 10, 1.1 + at / 10, {}) for at in range(1, 8)]
+    lines = noise_table(comparison_of(RLOO, *rows), most=most)
+    (left_out,) = (int(one.split()[1]) for one in lines if "more" in one)
+    assert left_out + sum(one.startswith(("  mine", "  rloo")) for one in lines) == 8
+
+
 def test_group_sizes_that_are_not_shown_are_named():
     rows = [("rloo", 1.0, 1.0, 1.0, {"group_size": size}) for size in (2, 4, 8)]
     assert noise_table(comparison_of(*rows), most=5)[-1] == "  groups of 4, 8: --all"
