@@ -546,9 +546,10 @@ def _advice(
     if best is not None and (drawn := completions_in_words(*best)):
         said.append(f"draw {drawn} of each prompt{whose}")
     if batch_sizes is not None and (found := _critical_batch(batch_sizes)) is not None:
-        (_, low, _), _ = found
-        if math.isfinite(low):
-            said.append(f"train on at least {max(math.floor(low), 1)} prompts per step")
+        (_, low, high), _ = found
+        if math.isfinite(low):  # rounded as in the interval that another line states: outwards where it has one end
+            prompts = round(low) if math.isfinite(high) else math.floor(low)
+            said.append(f"train on at least {max(prompts, 1)} prompts per step")
     text = "; ".join(said)
     return Verdict("advice", f"{text[:1].upper()}{text[1:]}.")
 

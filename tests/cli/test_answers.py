@@ -339,8 +339,8 @@ def test_the_advice_is_what_is_resolved(row, advice):
 @pytest.mark.parametrize(
     ("best", "critical", "advice"),
     [
-        ([13.2, 9.4, 20.1], [62.0, 36.4, 115.0], "draw 13 [9, 21] completions of each prompt"),
-        ([NAN, 9.4, math.inf], [NAN, 36.4, math.inf], "draw at least 9 completions of each prompt"),
+        ([13.2, 9.4, 20.1], [62.0, 36.6, 115.0], "draw 13 [9, 21] completions of each prompt"),
+        ([NAN, 9.4, math.inf], [NAN, 37.6, math.inf], "draw at least 9 completions of each prompt"),
         ([NAN, 2.0, math.inf], [NAN, 0.0, math.inf], ""),
         (None, None, ""),
     ],
@@ -353,7 +353,7 @@ def test_the_advice_names_completions_and_prompts_as_far_as_they_are_known(best,
     given = {"allocation": Answer("allocation", pd.DataFrame(), about)}
     given["batch_sizes"] = Answer("batch_size", pd.DataFrame([{"estimator": "rloo"} | columns]), {"reference": "rloo"})
     text = verdicts(None, comparison_of(RLOO, ("grpo", 0.99, 0.9, 1.1, {})), **given)[-1].text
-    train = "train on at least 36 prompts per step" if critical and critical[1] else ""
+    train = "train on at least 37 prompts per step" if critical and critical[1] else ""
     assert text == "; ".join(filter(None, ["Keep rloo", advice, train])) + "."
 
 
