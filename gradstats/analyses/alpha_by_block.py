@@ -85,7 +85,8 @@ class AlphaByBlock(Result):
         ]
         largest = blocks.loc[blocks["share_of_sq_norm"].idxmax()]
         holds = f"{largest['block']} holds {largest['share_of_sq_norm']:.0%} of ‖S‖²"
-        return f"α lies between {ends[0]} and {ends[1]}; {holds}."
+        by_method = "" if self.method == "ols" else f" by {self.method}"
+        return f"α{by_method} lies between {ends[0]} and {ends[1]}; {holds}."
 
 
 def _without_blocks(measured: MeasuredBlocks) -> str:
@@ -256,8 +257,9 @@ def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any] | N
 
 def _caption(frame: pd.DataFrame) -> str:
     return (
-        f"Length exponent α of each block of parameters, {percent(frame['confidence_level'].iloc[0])} intervals, and "
-        f"its share of the squared norm. n = {frame['n'].iloc[0]} completions of {frame['n_prompts'].iloc[0]} prompts."
+        f"Length exponent α of each block of parameters ({frame['method'].iloc[0]}), "
+        f"{percent(frame['confidence_level'].iloc[0])} intervals, and its share of the squared norm. "
+        f"n = {frame['n'].iloc[0]} completions of {frame['n_prompts'].iloc[0]} prompts."
     )
 
 

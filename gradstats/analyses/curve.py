@@ -13,7 +13,16 @@ import numpy.typing as npt
 from jaxtyping import Float
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen, level_of, missing_sketches
+from gradstats.analyses.declaration import (
+    Analysis,
+    AnalysisFigure,
+    Column,
+    chosen,
+    clipping_of,
+    level_of,
+    missing_sketches,
+    size_of_groups,
+)
 from gradstats.analyses.numbers import minimiser_with_interval, percent, percentage_at_most
 from gradstats.analyses.results import RemarkedResult, at_level
 from gradstats.analyses.variance import COLUMNS, VarianceComparison, compare
@@ -514,12 +523,11 @@ def _figure_caption(frame: pd.DataFrame) -> str:
 
 
 def _caption(frame: pd.DataFrame) -> str:
-    about, sizes = frame.attrs, set(frame["group_size"].to_numpy(dtype=float))
-    known = len(sizes) == 1 and np.isfinite([*sizes]).all()  # NaN where prompts have different numbers
-    size = f"of {min(sizes):g} completions" if known else "of several sizes"
+    about, size = frame.attrs, size_of_groups(frame)
+    groups = f"groups{size} completions" if size else "groups of several sizes"
     return (
-        f"{about.get('curve')} along {about.get('parameter')}, groups {size}, with pointwise "
-        f"{level_of(frame)}intervals over {about.get('n_prompts')} prompts."
+        f"{about.get('curve')} along {about.get('parameter')}, {groups}, "
+        f"with pointwise {level_of(frame)}intervals over {about.get('n_prompts')} prompts.{clipping_of(frame)}"
     )
 
 

@@ -515,6 +515,24 @@ def level_of(frame: pd.DataFrame) -> str:
     return f"{percent(frame.attrs['confidence_level'])} " if "confidence_level" in frame.attrs else ""
 
 
+def size_of_groups(frame: pd.DataFrame, before: str = " of ") -> str:
+    """Return the group size of a frame for a caption, as in " of 4", where all rows have the same; "" elsewhere."""
+    sizes = set(frame["group_size"].to_numpy(dtype=float)) if "group_size" in frame else set()
+    known = len(sizes) == 1 and np.isfinite([*sizes]).all()  # NaN where prompts have different numbers
+    return f"{before}{min(sizes):g}" if known else ""
+
+
+def clipping_of(frame: pd.DataFrame) -> str:
+    """Return the sentence of a caption on the norm that gradients were clipped to, where they were."""
+    about = frame.attrs
+    if about.get("max_grad_norm") is None:
+        return ""
+    return (
+        f" Gradients of batches of {about['prompts_per_batch']} prompts are clipped to the norm "
+        f"{about['max_grad_norm']:g}; ratios are to the reference without clipping."
+    )
+
+
 def group_level_estimators(
     measured: Measurement, section: VarianceSection, labels: Iterable[str] | None = None
 ) -> list[Weighting]:

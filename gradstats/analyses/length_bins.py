@@ -19,6 +19,7 @@ from gradstats.analyses.declaration import (
     chosen,
     group_level_estimators,
     missing_sketches,
+    size_of_groups,
 )
 from gradstats.analyses.numbers import percent, percentage
 from gradstats.analyses.results import RemarkedResult
@@ -328,9 +329,10 @@ def _of_units(bins: pd.DataFrame) -> pd.DataFrame | None:
 
 def _caption(frame: pd.DataFrame) -> str:
     return (
-        f"Gradients of completions by length, with {percent(frame.attrs['confidence_level'])} intervals over prompts, "
-        "judged against what completions of the same lengths contribute to the target; the scale kept is 1 where the "
-        "estimator keeps their gradient, 0 where it drops it."
+        f"Gradients of completions by length{size_of_groups(frame, ', in groups of ')}, with "
+        f"{percent(frame.attrs['confidence_level'])} intervals over prompts, judged against what completions of the "
+        "same lengths contribute to the target; the scale kept is 1 where the estimator keeps their gradient, 0 where "
+        "it drops it."
     )
 
 

@@ -159,10 +159,12 @@ def _in_brackets(value: float, low: float, high: float, margin: float, power: st
 def _kept_digits(number: float, low: float, high: float) -> int:
     """Return the decimals of a value or an end: those of the half-width, and of far-apart ends two digits at least.
 
-    An end that is a ten-thousandth of the other, or less, is as good as 0.
+    An end that is a ten-thousandth of the other, or less, is as good as 0. An estimate above an end of 0 is not
+    written as 0.
     """
     digits = _digits_for((high - low) / 2.0)
-    if not _far_apart(low, high) or abs(number) <= _AS_GOOD_AS_NOTHING * max(abs(low), abs(high)):
+    hidden = low * high == 0 and abs(number) < 0.5 * 10.0**-digits
+    if not (_far_apart(low, high) or hidden) or abs(number) <= _AS_GOOD_AS_NOTHING * max(abs(low), abs(high)):
         return digits
     return max(digits, _digits_for(abs(number)))
 

@@ -14,7 +14,7 @@ import scipy
 from jaxtyping import Float, Int
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen, missing_sketches
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen, missing_sketches, size_of_groups
 from gradstats.analyses.numbers import format_estimate, minimiser_with_interval, percent, percentage, percentage_at_most
 from gradstats.analyses.results import RemarkedResult
 from gradstats.analyses.variance import COLUMNS, VarianceComparison, compare_at_group_size
@@ -409,10 +409,10 @@ def optimal_baselines(
 def _caption(frame: pd.DataFrame) -> str:
     about = frame.attrs
     return (
-        f"Variance of leave-one-out baselines over that of the oracle, {about.get('reference')}, which knows the "
-        f"measured norms and is no bound, and over that of the {about.get('best_learned')}; "
-        f"{percent(about.get('confidence_level', np.nan))} intervals hold for all rows at once, over "
-        f"{about.get('n_prompts')} prompts."
+        f"Variance of leave-one-out baselines{size_of_groups(frame, ' in groups of ')} over that of the oracle, "
+        f"{about.get('reference')}, which knows the measured norms and is no bound, and over that of the "
+        f"{about.get('best_learned')}; {percent(about.get('confidence_level', np.nan))} intervals hold for all rows at "
+        f"once, over {about.get('n_prompts')} prompts."
     )
 
 

@@ -47,7 +47,14 @@ _PROXIES = {"proxy_logit": " × Σ(1 − 2π + Σπ²): noise of the output laye
 
 def _named(frame: pd.DataFrame) -> str:
     """Name the batch that a table is of."""
-    return f"{'step' if frame.attrs.get('proxy') else 'batch'} {frame.attrs.get('number', '')}"
+    about = frame.attrs
+    if about.get("proxy"):
+        return f"step {about.get('number', '')}"
+    return f"batch {about.get('number', '')}{_of_estimator(about.get('estimator', ''))}"
+
+
+def _of_estimator(label: str) -> str:
+    return f" ({label})" if label else ""
 
 
 @dataclass(frozen=True)
@@ -106,11 +113,12 @@ class Spike(RemarkedResult):
         number: of the batch that is explained.
         proxy: what stands for gradients; "" where they were measured.
         remarks: what a reader has to know.
+        estimator: label of the one whose gradient it is; "" for a log.
     """
 
     question: ClassVar[str] = "spike"
     row: ClassVar = CompletionShare
-    stated: ClassVar = ("number", "proxy")
+    stated: ClassVar = ("number", "proxy", "estimator")
 
     rows: tuple[CompletionShare, ...]
     by_prompt: tuple[PromptShare, ...]
@@ -118,6 +126,7 @@ class Spike(RemarkedResult):
     number: int
     proxy: str = ""
     remarks: tuple[str, ...] = ()
+    estimator: str = ""
 
     @property
     def explained(self) -> BatchNorm:
@@ -134,7 +143,7 @@ class Spike(RemarkedResult):
 
     def _frame(self, rows: Sequence[Row], kind: type[Row], confidence_level: float) -> pd.DataFrame:
         frame = pd.DataFrame([one.record(confidence_level) for one in rows], columns=kind.names())
-        frame.attrs |= {"confidence_level": confidence_level, "number": self.number, "proxy": self.proxy}
+        frame.attrs |= {"confidence_level": confidence_level} | {name: getattr(self, name) for name in self.stated}
         return frame
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
@@ -154,8 +163,8 @@ class Spike(RemarkedResult):
             size = counted(one.prompts, "prompt")
             which = f"Batch {one.batch} ({size})" if several else f"The batch of {size}"
             said = f"The largest of {len(self.batches)} batches of {size}" if largest else which
-            said += f" has ‖ĝ‖² = {format_number(one.squared_norm)}; signal {signal} and noise {noise} make "
-            said += format_number(one.expected)
+            said += f" has ‖ĝ‖² = {format_number(one.squared_norm)}{_of_estimator(self.estimator)}; signal {signal} "
+            said += f"and noise {noise} make {format_number(one.expected)}"
             said += f" ± {format_number(one.spread, 2)}" if np.isfinite(one.spread) else ""
             if np.isfinite(one.deviations):
                 said += f", and {'the other prompts' if several else 'other steps'} put it {far}"
@@ -295,7 +304,8 @@ def spike(
             "the batch holds all prompts, from which signal and noise are estimated: whether its norm is unusual, only "
             "other steps say; give the squared norms of three or more with others, or fewer prompts_per_batch"
         )
-    return Spike(*shares, rows, number, remarks=tuple(one for one in notes if one is not None))
+    remarks = tuple(one for one in notes if one is not None)
+    return Spike(*shares, rows, number, remarks=remarks, estimator=one.label)
 
 
 def _products(

@@ -22,8 +22,10 @@ from gradstats.analyses.declaration import (
     Column,
     FurtherTable,
     Ranking,
+    clipping_of,
     level_of,
     missing_sketches,
+    size_of_groups,
 )
 from gradstats.analyses.results import RemarkedResult
 from gradstats.analyses.variance_notes import (
@@ -757,12 +759,13 @@ def caption_of_comparison(frame: pd.DataFrame) -> str:
     n = f" over n = {about['n_prompts']} prompts" if "n_prompts" in about else ""
     # Groups of several sizes share completions: their number says nothing.
     size = (about.get("n_groups"), "groups") if "n_groups" in about else (about.get("n_completions"), "completions")
-    groups = f" ({size[0]:,} {size[1]})" if size[0] is not None else ""
+    of_size = size_of_groups(frame) if "n_groups" in about else ""
+    groups = f" ({size[0]:,} {size[1]}{of_size})" if size[0] is not None else ""
     caption = (
         f"Variance of one prompt group's gradient, {level_of(frame)}intervals{n}{groups}; ratios to {reference} are "
         f"paired. {JUDGED.heading.capitalize()}: variance at equal signal over that of {reference}, which is how many "
         f"times its samples are needed. Cosine: between an estimator's expected gradient and the "
-        f"{TARGETS[str(about.get('target', 'on_policy'))]} gradient."
+        f"{TARGETS[str(about.get('target', 'on_policy'))]} gradient.{clipping_of(frame)}"
     )
     if about.get("target") == "importance":
         caption += (
@@ -777,7 +780,7 @@ def _figure_caption(frame: pd.DataFrame) -> str:
     chosen = short_rows(frame, JUDGED.name) if _by_value(frame) else ShortRows(frame, [], [])
     parts = [
         f"Samples that each estimator needs for equal noise at equal signal, where {reference_name(frame)} needs 1, "
-        f"with {level_of(frame)}intervals."
+        f"with {level_of(frame)}intervals.{clipping_of(frame)}"
     ]
     if f"{JUDGED.name}_simultaneous_low" in frame:
         parts.append(f"Thin bars: intervals that hold for all {_n_compared(frame)} estimators compared at once.")
@@ -791,6 +794,11 @@ def _figure_caption(frame: pd.DataFrame) -> str:
     if chosen.between:
         parts.append(f"Not drawn, between the rows shown: {'; '.join(chosen.between)}.")
     return " ".join(parts).replace("\u00a0", " ")
+
+
+def _caption_of_panels(frame: pd.DataFrame) -> str:
+    order = ", with the lowest at the top" if _by_value(frame) else ""
+    return f"Relative noise, next to cosine and share of bias{order}.{clipping_of(frame)}"
 
 
 def _by_value(frame: pd.DataFrame) -> bool:
@@ -842,7 +850,7 @@ ANALYSIS = Analysis(
         ),
         AnalysisFigure(
             "variance_bias",
-            "Relative noise, next to cosine and share of bias, with the lowest at the top.",
+            _caption_of_panels,
             lambda frame: plot_variance_panels(frame, sort=_by_value(frame)),
             rows=_resolved,
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gradstats.analyses.declaration import Analysis, Column, chosen, level_of
+from gradstats.analyses.declaration import Analysis, Column, chosen, level_of, size_of_groups
 from gradstats.analyses.variance import COLUMNS, VarianceComparison, compare, row_name, with_sizes_in_names
 from gradstats.estimators.estimator import Weighting
 from gradstats.measurement.measurement import NO_BLOCK_SKETCHES, Measurement
@@ -36,8 +36,9 @@ def _row_name(row: dict[str, Any]) -> str:
 
 def _caption(frame: pd.DataFrame) -> str:
     return (
-        "Variance of the gradient with respect to each block of parameters, and its ratio to that of "
-        f"{frame.attrs['reference']} on the same block, {level_of(frame)}intervals over prompts."
+        f"Variance of the gradient of one prompt group{size_of_groups(frame)} with respect to each block of "
+        f"parameters, and its ratio to that of {frame.attrs['reference']} on the same block, "
+        f"{level_of(frame)}intervals over prompts."
     )
 
 

@@ -214,6 +214,8 @@ def noise_table(comparison: Answer, most: int) -> list[str]:
             lines.append(f"{_INDENT}… {n_left_out} more between these: --all")
         line = f"{_INDENT}{name:<{first}}  {text:<{second}}  {axis.drawn(row):<{axis.width}} {bias}"
         lines.append(line.rstrip())
+    if n_left_out and gap == len(rows):
+        lines.append(f"{_INDENT}… {n_left_out} more: --all")
     return [*lines, *said]
 
 
@@ -221,8 +223,8 @@ def _outermost(rows: Sequence[NoiseRow], most: int) -> tuple[list[NoiseRow], int
     """Return the rows with the least and the most noise, how many are left out between them, and where."""
     if len(rows) <= most:
         return list(rows), 0, 0
-    above = (most - 1) // 2
-    below = most - 2 - above
+    above = max(most - 1, 0) // 2
+    below = max(most - 2 - above, 0)
     middle = rows[above : len(rows) - below]
     reference = [row for row in middle if row.is_reference]
     upper = [*rows[:above], *reference]

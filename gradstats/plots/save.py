@@ -58,11 +58,15 @@ def sample_size_of(frame: pd.DataFrame) -> str:
         ends = [f"{low}–{high}" if low < high else f"{low}" for low, high in ranges]
         return f"{ends[0]} prompts and {ends[1]} completions in each cell"
     n_prompts, n_completions = frame.attrs.get("n_prompts"), frame.attrs.get("n_completions")
-    sizes = set(frame["group_size"].dropna()) if "group_size" in frame else set()
     if not n_prompts or not n_completions:
         return ""
-    group_size = int(next(iter(sizes))) if len(sizes) == 1 else None
-    return sample_size(int(n_prompts), int(n_completions), group_size)
+    return sample_size(int(n_prompts), int(n_completions), group_size_of(frame))
+
+
+def group_size_of(frame: pd.DataFrame) -> int | None:
+    """Return the group size of all rows of a frame; None where they have several, or none."""
+    sizes = set(frame["group_size"].dropna()) if "group_size" in frame else set()
+    return int(next(iter(sizes))) if len(sizes) == 1 else None
 
 
 def write_sample_size(figure: Figure, text: str) -> None:

@@ -244,17 +244,22 @@ def checkpoint_names() -> list[str]:
     return sorted(path.stem for path in (EMBEDDED_FOLDER / "checkpoints").glob("step-*.safetensors"))
 
 
+def refuse_unknown_checkpoint(revision: str) -> None:
+    """Refuse a revision that the embedded policy does not have."""
+    if revision not in checkpoint_names():
+        raise ValueError(
+            f'revision is {revision!r}, but the policy "embedded" has the revisions {", ".join(checkpoint_names())}: '
+            "choose one of them, or leave it out for the final weights"
+        )
+
+
 def load_checkpoint(model: CausalModel, revision: str) -> None:
     """Put the weights of a checkpoint of the training run into the embedded policy's model.
 
     Checkpoints are stored in bfloat16 and the final weights in float32: checkpoints carry rounding errors of about
     0.4 % per weight.
     """
-    if revision not in checkpoint_names():
-        raise ValueError(
-            f'revision is {revision!r}, but the policy "embedded" has the revisions {", ".join(checkpoint_names())}: '
-            "choose one of them, or leave it out for the final weights"
-        )
+    refuse_unknown_checkpoint(revision)
     stored = load_file(EMBEDDED_FOLDER / "checkpoints" / f"{revision}.safetensors")
     parameters = dict(model.named_parameters())
     with torch.no_grad():

@@ -33,7 +33,10 @@ def save_addition(
             warnings.simplefilter("ignore")
             run = read_results(folder)
         overwrite = overwrite or name not in run.answers
-        state = {COMPUTED_WITH: (run.manifest.get("computed_with") or {}) | ({} if uses_values else {"values": None})}
+        state = {COMPUTED_WITH: run.manifest.get("computed_with") or {}}
+        if not uses_values:  # as the answer that lies there states: what the run answered itself names its values
+            there = run.answers[name].about.get(COMPUTED_WITH) if name in run.answers else None
+            state[COMPUTED_WITH] = {**state[COMPUTED_WITH], "values": (there or {}).get("values")}
         further = {key: replace(one, about={**one.about, **state}) for key, one in answer.further.items()}
         answer = replace(answer, about={**answer.about, **state}, further=further)
     style = run.figure_style if run.settings else FiguresSection()

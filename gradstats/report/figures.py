@@ -29,6 +29,7 @@ from gradstats.plots.save import (
     DETERMINISTIC,
     METADATA,
     claim_figure,
+    group_size_of,
     laid_out,
     sample_size,
     sample_size_of,
@@ -131,10 +132,11 @@ def sample_size_of_run(run: SavedResults, table: pd.DataFrame | None = None) -> 
     """Return how many prompts and completions a table of a run rests on, in words; "" where neither is known."""
     if table is not None and (stated := sample_size_of(table)):
         return stated
+    group_size = None if table is None else group_size_of(table)
     if run.alpha is not None:
-        return sample_size(run.alpha["n_prompts"], run.alpha["n"])
+        return sample_size(run.alpha["n_prompts"], run.alpha["n"], group_size)
     n_prompts, n = run.manifest.get("n_prompts"), run.manifest.get("n_sequences")
-    return "" if n_prompts is None or n is None else sample_size(n_prompts, n)
+    return "" if n_prompts is None or n is None else sample_size(n_prompts, n, group_size)
 
 
 def chosen_rows(table: pd.DataFrame, figure_style: FiguresSection) -> pd.DataFrame | None:

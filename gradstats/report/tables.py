@@ -103,7 +103,7 @@ class Table:
         """
         if layout is not None:
             headings = self.headings_at(layout)
-            kept, caption = {self.about.get(heading) for heading in headings}, self.caption
+            kept, caption = {self.about.get(heading) for heading in headings}, self.full_caption
             for sentence in set(self.about.values()) - kept:
                 caption = caption.replace(f" {sentence}", "")
             columns = [self._latex_column(heading) for heading in headings]

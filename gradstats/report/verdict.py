@@ -129,11 +129,12 @@ def with_plans(comparison: Answer, pilot: VarianceComparison | None = None) -> A
 
 
 def of_first_size(comparison: Answer) -> tuple[pd.DataFrame, float | None]:
-    """Return the rows of the first group size, and that size where there are several."""
-    frame = comparison.frame
+    """Return the rows of the first group size, and that size unless it is that of all completions of a prompt."""
+    frame, about = comparison.frame, comparison.about
     sizes = list(dict.fromkeys(frame["group_size"].dropna())) if "group_size" in frame else []
     if len(sizes) < 2:
-        return frame, None
+        in_parts = about.get("n_groups", 0) > about.get("n_prompts", np.inf) or about.get("n_leftover", 0) > 0
+        return frame, float(sizes[0]) if sizes and in_parts else None
     return frame.loc[frame["group_size"] == sizes[0]].reset_index(drop=True), float(sizes[0])
 
 
@@ -545,9 +546,10 @@ def _advice(
     if best is not None and (drawn := completions_in_words(*best)):
         said.append(f"draw {drawn} of each prompt{whose}")
     if batch_sizes is not None and (found := _critical_batch(batch_sizes)) is not None:
-        (_, low, _), _ = found
-        if math.isfinite(low):
-            said.append(f"train on at least {max(math.floor(low), 1)} prompts per step")
+        (_, low, high), _ = found
+        if math.isfinite(low):  # rounded as in the interval that another line states: outwards where it has one end
+            prompts = round(low) if math.isfinite(high) else math.floor(low)
+            said.append(f"train on at least {max(prompts, 1)} prompts per step")
     text = "; ".join(said)
     return Verdict("advice", f"{text[:1].upper()}{text[1:]}.")
 

@@ -21,12 +21,37 @@ def _check_second_moments(experiment: Experiment) -> None:
         moments_file(second_moments)
 
 
+def _check_revisions(experiment: Experiment) -> None:
+    """Refuse a revision that the embedded policy does not have, also where only a later step would load it."""
+    roles = {
+        "policy": experiment.policy,
+        "behaviour_policy": experiment.sampling_policy,
+        "reference_policy": experiment.kl_reference,
+    }
+    for role, policy in roles.items():
+        if policy is not None and policy.name == "embedded" and policy.revision is not None:
+            from gradstats.policy.checkpoint import refuse_unknown_checkpoint  # loads torch
+
+            try:
+                refuse_unknown_checkpoint(policy.revision)
+            except ValueError as error:
+                raise ValueError(f"{role}.{error}") from None
+
+
 def check_names(experiment: Experiment) -> None:
     """Check every name of an experiment, and warn of estimators whose inputs the run will not measure.
 
     Each registry checks its own part; what sections say of one another is checked as they are read.
     """
-    for check in (by_label.check, load.check, grading.check, registry.check, needs.check, _check_second_moments):
+    for check in (
+        by_label.check,
+        load.check,
+        grading.check,
+        registry.check,
+        needs.check,
+        _check_second_moments,
+        _check_revisions,
+    ):
         check(experiment)
 
 

@@ -10,6 +10,7 @@ import pytest
 from fixture_frames import blocks
 
 from gradstats import analyses
+from gradstats.analyses import registry
 from gradstats.analyses.alpha_by_block import has_kinds
 from gradstats.analyses.numbers import format_estimate
 from gradstats.rollouts.table import Rollouts
@@ -46,6 +47,9 @@ def test_the_sentence_names_the_ends_and_the_largest_block():
         f"α lies between {flat} (flat) and {steep} (steep); steep holds "
         f"{shares['steep'].sum() / shares.to_numpy().sum():.0%} of ‖S‖²."
     )
+    by_mean = analyses.alpha_by_block(measured, method="gamma")
+    assert by_mean.sentence().startswith("α by gamma lies between ")
+    assert "parameters (gamma), 95% intervals" in registry.get("alpha_by_block").caption(by_mean.to_frame())
     assert alpha["alpha"]["flat"] < alpha["alpha"]["middle"] < alpha["alpha"]["steep"]
 
 

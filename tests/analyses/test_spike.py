@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from gradstats.analyses import spike
+from gradstats.analyses import registry, spike
 from gradstats.estimators import Batch
 from gradstats.rollouts import Log
 from gradstats.stats.batch_norm import variance_of_norm
@@ -106,6 +106,10 @@ def test_a_planted_outlier_is_named():
     assert first.share > 0.6
     assert found.explained.deviations > 10  # by the other prompts; by all 1.9
     assert said.startswith("The largest of 5 batches of 8 prompts has ‖ĝ‖² = ")
+    assert " (rloo); signal" in said
+    declared, answer = registry.get("spike"), registry.get("spike").answer_of(found, 0.95)
+    captions = [declared.caption(answer.frame), declared.further[0].caption(answer.further["spike_prompts"].frame)]
+    assert all(f"batch {found.number} (rloo)" in one for one in captions)
     assert f"Completion {row} of prompt {batch.groups[row]} makes" in said
     assert "standard deviations above; clipping leaves" in said
     whole = spike(batch, scores, prompts_per_batch=40)

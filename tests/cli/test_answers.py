@@ -202,10 +202,23 @@ def test_rows_of_noise_leave_room_for_what_follows():
     assert 20 < len(first_screen("a run", [], comparison_of(RLOO, *rows), ["what follows"] * 5)) <= LINES
 
 
+@pytest.mark.parametrize("most", [-1, 0, 1, 2, 3, 5])
+def test_rows_that_are_left_out_for_want_of_room_are_counted(most):
+    rows = [(f"mine_{at}", 1.0 + at / 10, 0.9 + at / 10, 1.1 + at / 10, {}) for at in range(1, 8)]
+    lines = noise_table(comparison_of(RLOO, *rows), most=most)
+    (left_out,) = (int(one.split()[1]) for one in lines if "more" in one)
+    assert left_out + sum(one.startswith(("  mine", "  rloo")) for one in lines) == 8
+
+
 def test_group_sizes_that_are_not_shown_are_named():
     rows = [("rloo", 1.0, 1.0, 1.0, {"group_size": size}) for size in (2, 4, 8)]
     assert noise_table(comparison_of(*rows), most=5)[-1] == "  groups of 4, 8: --all"
     assert "groups of" not in noise_table(comparison_of(RLOO), most=5)[-1]
+    halves = {"n_groups": 192, "n_completions": 1536}  # of 16 completions, in two groups
+    assert noise_table(comparison_of(RLOO, **halves), most=5)[0].startswith(
+        "  samples for equal noise, rloo = 1, 8 completions a group"
+    )
+    assert said(RLOO, ("grpo", 0.8, 0.7, 0.9, {}), **halves)["best"].endswith("samples of rloo in groups of 8.")
     assert said(*rows, ("grpo", 0.8, 0.7, 0.9, {"group_size": 2}))["best"].endswith("samples of rloo in groups of 2.")
 
 
@@ -326,8 +339,8 @@ def test_the_advice_is_what_is_resolved(row, advice):
 @pytest.mark.parametrize(
     ("best", "critical", "advice"),
     [
-        ([13.2, 9.4, 20.1], [62.0, 36.4, 115.0], "draw 13 [9, 21] completions of each prompt"),
-        ([NAN, 9.4, math.inf], [NAN, 36.4, math.inf], "draw at least 9 completions of each prompt"),
+        ([13.2, 9.4, 20.1], [62.0, 36.6, 115.0], "draw 13 [9, 21] completions of each prompt"),
+        ([NAN, 9.4, math.inf], [NAN, 37.6, math.inf], "draw at least 9 completions of each prompt"),
         ([NAN, 2.0, math.inf], [NAN, 0.0, math.inf], ""),
         (None, None, ""),
     ],
@@ -340,7 +353,7 @@ def test_the_advice_names_completions_and_prompts_as_far_as_they_are_known(best,
     given = {"allocation": Answer("allocation", pd.DataFrame(), about)}
     given["batch_sizes"] = Answer("batch_size", pd.DataFrame([{"estimator": "rloo"} | columns]), {"reference": "rloo"})
     text = verdicts(None, comparison_of(RLOO, ("grpo", 0.99, 0.9, 1.1, {})), **given)[-1].text
-    train = "train on at least 36 prompts per step" if critical and critical[1] else ""
+    train = "train on at least 37 prompts per step" if critical and critical[1] else ""
     assert text == "; ".join(filter(None, ["Keep rloo", advice, train])) + "."
 
 

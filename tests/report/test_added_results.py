@@ -84,6 +84,12 @@ def test_a_run_holds_the_curve_in_tables_figures_and_report(run):
     assert "asymmetric(loo=True) along delta" in report_page(results)
 
 
+def test_asking_again_what_a_run_with_values_answered_changes_no_file(run):
+    write_json(run / "manifest.json", {"computed_with": {"rewards": "now", "values": "a head"}})
+    save_addition(curve(), run, NAME)  # as the run does, which states the values that it has
+    assert save_addition(curve(), run, NAME, overwrite=False, uses_values=False) == []
+
+
 def test_any_folder_takes_table_and_figure(tmp_path):
     paths = save_addition(curve(), tmp_path / "mine", NAME)
     assert [path.suffix for path in paths] == [".csv", ".json", ".pdf", ".png", ".csv"]

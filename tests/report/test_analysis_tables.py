@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from compared_frames import compared as frame_for_variance_table
 from comparison_batches import correlated_batch, quiet_compare, quietly, sized_batch
+from saved_runs import save_run
 
 import gradstats as gs
 from gradstats.analyses import allocate, critic_quality, registry, variance_by_success
@@ -19,6 +20,8 @@ from gradstats.estimators import Batch
 from gradstats.plots.names import LABELS
 from gradstats.report import analysis_tables
 from gradstats.report.analysis_tables import frame_in_words, short_table, variance_table
+from gradstats.report.figures import sample_size_of_run
+from gradstats.report.saved_results import read_results
 from tests.off_policy import turned_policy
 
 
@@ -42,6 +45,12 @@ def test_group_sizes_are_drawn_at_an_equal_total_of_completions():
     ax = draw_curve(frame)
     np.testing.assert_allclose(ax.lines[0].get_ydata(), frame["trace_cov"] * frame["value"])
     plt.close("all")
+
+
+def test_a_figure_names_the_size_of_groups_that_its_numbers_are_of(tmp_path):
+    run = read_results(save_run(tmp_path / "run"))  # 15 prompts × 4 completions
+    assert sample_size_of_run(run, pd.DataFrame({"group_size": [2.0, 2.0]})).endswith(", in groups of 2")
+    assert "groups" not in sample_size_of_run(run, pd.DataFrame({"group_size": [2.0, 4.0]}))
 
 
 def test_columns_and_what_captions_print_are_named_alike():
@@ -147,6 +156,27 @@ def test_rows_have_names_and_captions_say_of_what(name, frame, rows, said):
     table = table_of(name, frame())
     assert list(table.rows[: len(rows)]) == rows
     assert [part for part in said if part not in table.caption] == []
+
+
+@pytest.mark.parametrize("name", ["variance", "length_bins", "optimal_baselines", "variance_by_block", "curve"])
+def test_captions_name_the_size_of_groups(name):
+    batch, scores = correlated_batch(n_prompts=30, size=8)
+    frame = quiet_compare(batch, ["rloo", "grpo"], scores, group_size=4).to_frame()
+    assert "groups of 4" in registry.get(name).caption(frame).replace("group of 4", "groups of 4")
+
+
+@pytest.mark.parametrize("name", ["variance", "group_sizes", "curve"])
+def test_captions_name_the_norm_that_gradients_are_clipped_to(name):
+    batch, scores = correlated_batch(n_prompts=30, size=8)
+    clipped = quiet_compare(batch, ["rloo", "grpo"], scores, max_grad_norm=0.5, prompts_per_batch=6).to_frame()
+    said = (
+        "Gradients of batches of 6 prompts are clipped to the norm 0.5; ratios are to the reference without clipping."
+    )
+    assert said in registry.get(name).caption(clipped)
+    panels = next(one for one in registry.get("variance").figures if one.name == "variance_bias")
+    assert panels.caption_of(clipped).endswith(f"with the lowest at the top. {said}")
+    clipped.attrs |= {"order": "listed"}
+    assert panels.caption_of(clipped) == f"Relative noise, next to cosine and share of bias. {said}"
 
 
 def test_rows_of_all_completions_come_first(found: gs.analyses.RatioDiagnostics):

@@ -124,7 +124,7 @@ def test_a_figure_of_one_size_counts_the_groups_of_that_size(folder, page):
 
 def test_a_table_of_several_sizes_counts_completions(folder, page):
     assert "n = 12 prompts (48 completions);" in latex(folder, "group_sizes")
-    assert "n = 12 prompts (12 groups);" in latex(folder, "variance")
+    assert "n = 12 prompts (12 groups of 4);" in latex(folder, "variance")
     for text in (page, latex(folder, "group_sizes")):
         assert "36 groups" not in text
 

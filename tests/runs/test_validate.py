@@ -63,6 +63,10 @@ def test_a_misspelt_estimator_fails_before_the_policy_is_looked_for(tmp_path, ca
         ({"sampling": {"reward": "mth"}}, r"sampling\.reward: reward 'mth' is not known.*did you mean 'math'"),
         ({"behaviour_policy": {"revison": "step-1000"}}, r"behaviour_policy has no .*did you mean 'revision'"),
         (
+            {"policy": {"name": "embedded"}, "reference_policy": {"revision": "step-4000"}},
+            r"^reference_policy\.revision is 'step-4000', but .* has the revisions step-1000, ",
+        ),
+        (
             {"execution": {"ranks_per_worker": 3}, "measurement": {"engine": "vmap"}},
             r"measurement\.engine is 'vmap', which needs whole parameters, and execution\.ranks_per_worker is 3",
         ),
