@@ -132,7 +132,7 @@ def _measure(
         from gradstats.gradients.second_moments import with_moments_on_file
 
         file = run.measurement / "second_moments.safetensors"
-        with run.turn():
+        with run.turn(), run.loaded(lambda: None):
             tables, section = with_moments_on_file(file, lambda: _policy(run, progress), tables, section, progress)
     chosen, parts = measured_prompts(run), dict(enumerate(tables))
     if chosen is not None:
