@@ -172,16 +172,12 @@ def _share(folder: Path, cell: Cell, finished: Sequence[Cell]) -> None:
     source = next((one for one in finished if draws_alike(one.experiment, cell.experiment)), None)
     if path.exists() or source is None:
         return
+    ignored = shutil.ignore_patterns(LOCK, PARTIAL)
     alike = measured_by(source.experiment) == measured_by(cell.experiment)
     with only_writer(folder / source.name, wait=True), atomic_path(path) as partial:
         partial.mkdir()
         for name in ("rollouts", "measurement") if alike else ("rollouts",):
-            shutil.copytree(
-                folder / source.name / name,
-                partial / name,
-                copy_function=_link,
-                ignore=shutil.ignore_patterns(LOCK, PARTIAL),
-            )
+            shutil.copytree(folder / source.name / name, partial / name, copy_function=_link, ignore=ignored)
         write_recorded_experiment(partial / "experiment.yaml", cell.experiment.to_yaml())
 
 
