@@ -102,7 +102,7 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
     policy = plan.policy
     cap = plan.settings.max_new_tokens
     trial = SamplerSettings(min(_TRIAL_TOKENS, cap), temperature=plan.settings.temperature)
-    rows = plan.rows[-1]
+    rows = max(plan.rows, key=len)
     start = time.perf_counter()
     generate(policy, [plan.prompt_tokens[index] for index, _ in rows], trial, 0)
     per_step = (time.perf_counter() - start) / trial.max_new_tokens

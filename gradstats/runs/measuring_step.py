@@ -62,9 +62,8 @@ def missing_measurements(run: RunDirectory) -> list[int]:
 def is_measured(run: RunDirectory) -> bool:
     """Return whether every shard of a run has been measured."""
     complete = run.measurement / "complete.json"
-    if not complete.exists() or not _complete(run).items() <= read_json(complete).items():
-        return False
-    return not missing_measurements(run)
+    there = complete.exists() and _complete(run).items() <= read_json(complete).items()
+    return there and not missing_measurements(run)
 
 
 def _complete(run: RunDirectory) -> dict[str, int | None]:
@@ -133,7 +132,7 @@ def _measure(
         from gradstats.gradients.second_moments import with_moments_on_file
 
         file = run.measurement / "second_moments.safetensors"
-        with run.turn():
+        with run.turn(), run.loaded(lambda: None):
             tables, section = with_moments_on_file(file, lambda: _policy(run, progress), tables, section, progress)
     chosen, parts = measured_prompts(run), dict(enumerate(tables))
     if chosen is not None:

@@ -90,9 +90,8 @@ def n_planned_shards(run: RunDirectory) -> int:
 def is_sampled(run: RunDirectory) -> bool:
     """Return whether every completion of a run has been drawn."""
     complete = run.rollouts / "complete.json"
-    if not complete.exists() or not read_json(complete).items() >= size_of(run.experiment).items():
-        return False
-    return not _shards(run).missing(n_planned_shards(run))
+    there = complete.exists() and read_json(complete).items() >= size_of(run.experiment).items()
+    return there and not _shards(run).missing(n_planned_shards(run))
 
 
 def sample_shards(run: RunDirectory, progress: bool) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gradstats.config.experiment import Experiment
 from gradstats.config.sweep import Cell, Sweep, load_sweep
+from gradstats.estimators.needs import possible_weightings
 from gradstats.report.saved_results import flat_settings, setting_named, write_recorded_experiment
 from gradstats.report.sweeps import (
     DIFFERENCES,
@@ -86,7 +87,7 @@ def run_sweep(
         for cell in sweep.cells:
             path = folder / cell.name
             try:
-                with turn(folder):
+                with turn(folder), code_beside(cell.experiment.folder):
                     _share(folder, cell, finished)
                 there = of_others and has_results(cell.experiment, path)
                 while not there and run_experiment(cell.experiment, path, progress=progress) is None:
@@ -156,6 +157,12 @@ def draws_alike(*experiments: Experiment) -> bool:
     return all(settings == drawing[0] for settings in drawing)
 
 
+def measured_by(one: Experiment) -> tuple[object, ...]:
+    """Return what decides on the measurement of given completions."""
+    possible = possible_weightings(one)
+    return one.settled_settings(), possible, possible.off_policy and one.variance.target
+
+
 def _share(folder: Path, cell: Cell, finished: Sequence[Cell]) -> None:
     """Begin a cell with the completions of one that draws the same, and with its measurement if that is alike.
 
@@ -165,19 +172,12 @@ def _share(folder: Path, cell: Cell, finished: Sequence[Cell]) -> None:
     source = next((one for one in finished if draws_alike(one.experiment, cell.experiment)), None)
     if path.exists() or source is None:
         return
-    measured, other = [
-        (one.settled_settings(), one.variance.estimators, one.variance.reference)  # which decide on the weightings
-        for one in (source.experiment, cell.experiment)
-    ]
+    ignored = shutil.ignore_patterns(LOCK, PARTIAL)
+    alike = measured_by(source.experiment) == measured_by(cell.experiment)
     with only_writer(folder / source.name, wait=True), atomic_path(path) as partial:
         partial.mkdir()
-        for name in ("rollouts", "measurement") if measured == other else ("rollouts",):
-            shutil.copytree(
-                folder / source.name / name,
-                partial / name,
-                copy_function=_link,
-                ignore=shutil.ignore_patterns(LOCK, PARTIAL),
-            )
+        for name in ("rollouts", "measurement") if alike else ("rollouts",):
+            shutil.copytree(folder / source.name / name, partial / name, copy_function=_link, ignore=ignored)
         write_recorded_experiment(partial / "experiment.yaml", cell.experiment.to_yaml())
 
 

@@ -82,14 +82,13 @@ def _fit_head(run: RunDirectory, progress: bool) -> None:
     settings, rollouts, path = _settings_of_head(run), read_rollouts(run.rollouts), run.values / FITTED
     with run.step("values"):
         revisions = read_plan(run.rollouts).get("revisions", {})
-        policy = experiment_policy(run.experiment, revisions, progress, sharded=False)
         budget = run.experiment.measurement.token_budget or TOKEN_BUDGET
-        fitted = fit_values(policy, rollouts, **settings, token_budget=budget, progress=progress)
+        with run.loaded(lambda: experiment_policy(run.experiment, revisions, progress, sharded=False)) as policy:
+            fitted = fit_values(policy, rollouts, **settings, token_budget=budget, progress=progress)
         made = {"made_from": _made_from(run), "policy": policy.describe(), "penalties": list(fitted.penalties)}
         values = StateValues.of(rollouts, fitted.values, settings | made)
         earlier = read_state_values(path) if path.exists() else None
-        same = earlier is not None and earlier.metadata.items() >= settings.items()
-        if earlier is not None and same and possible_weightings(run.experiment).advantages:
+        if earlier and earlier.metadata.items() >= settings.items() and possible_weightings(run.experiment).advantages:
             values = values.with_earlier(earlier)
         values.to_parquet(path)
 

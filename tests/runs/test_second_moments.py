@@ -10,9 +10,11 @@ from oracles.naive_estimators import sequence_gradients
 from small_runs import sampled_and_measured, small_experiment
 
 import gradstats as gs
+from gradstats.config.experiment import Experiment
 from gradstats.gradients.checks.self_check import checked_rows
 from gradstats.gradients.metric import prompt_digests
 from gradstats.gradients.second_moments import set_aside
+from gradstats.runs.pipeline import run_experiment
 from gradstats.runs.validate import check_names
 
 OPTIONS = {"prompts_per_batch": 2, "progress": False}
@@ -97,6 +99,18 @@ def test_a_run_sets_prompts_aside_for_the_estimate(policy_folder, tmp_path):
     again = sampled_and_measured(grown, tmp_path / "run")
     assert again.metadata["metric"] == measured.metadata["metric"]
     assert len(set(again.rollouts.prompt_id)) == len(set(measured.rollouts.prompt_id)) + 4
+
+
+@pytest.mark.parametrize("estimates", ["gradients.second_moments.mean_square_gradients", "values.fit_values"])
+def test_threads_of_a_run_are_those_of_what_it_estimates(policy_folder, tmp_path, monkeypatch, estimates):
+    def stop(*given, **options):
+        raise InterruptedError(torch.get_num_threads())
+
+    monkeypatch.setattr(f"gradstats.{estimates}", stop)
+    experiment = experiment_in_metric(policy_folder, tmp_path, "estimate(prompts_per_batch=1, share=0.5)")
+    further = {"execution": {"threads": 3}, "values": {"fitted": True, "n_folds": 2}}
+    with pytest.raises(InterruptedError, match="3"):
+        run_experiment(Experiment.model_validate(experiment.model_dump() | further), tmp_path / "run", progress=False)
 
 
 def test_a_run_whose_shards_would_be_empty_is_refused(policy_folder, tmp_path):

@@ -17,7 +17,7 @@ import gradstats as gs
 from gradstats.config.sweep import load_sweep
 from gradstats.runs import sweep
 from gradstats.runs.pipeline import run_experiment
-from gradstats.runs.sweep import check_cells, draws_alike
+from gradstats.runs.sweep import check_cells, draws_alike, measured_by
 from gradstats.sampling.plan import SamplingPlan
 from gradstats.system.files import read_json, remove_path, write_json
 from gradstats.system.lock import together
@@ -174,6 +174,13 @@ def test_what_decides_the_draws(experiment):
     assert draws_alike(experiment, changed(measurement={"sketch_dim": 8}, variance={"estimators": ["rloo"]}))
     assert not draws_alike(experiment, changed(prompts={"seed": 1}))
     assert not draws_alike(experiment, changed(policy={"dtype": "float64"}))
+
+    def measured(*estimators, target="auto"):
+        return measured_by(changed(variance={"estimators": [*estimators], "target": target}))
+
+    assert measured_by(experiment) != measured_by(changed(measurement={"sketch_dim": 8}))
+    assert measured("recipe:dapo") not in (measured("rloo"), measured("recipe:dapo", target="importance"))
+    assert measured("rloo") == measured("rloo", "otb", target="importance")
 
 
 def edited(file, **changes):

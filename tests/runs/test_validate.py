@@ -11,7 +11,7 @@ from gradstats import estimators as est
 from gradstats.config.experiment import Experiment
 from gradstats.gradients.parameters import UnsupportedModuleError, select_parameters
 from gradstats.runs.cost import _devices as devices
-from gradstats.runs.cost import estimate_cost
+from gradstats.runs.cost import estimate_cost, generate
 from gradstats.runs.pipeline import run_experiment
 from gradstats.runs.validate import check_names
 
@@ -219,6 +219,12 @@ def test_cost_estimates_follow_the_settings(policy_folder, tmp_path, monkeypatch
     assert (near.n_weightings, near.n_if_off_policy, near.disk_gib) == (0, 4, few.disk_gib)
     assert (far.n_weightings, far.n_if_off_policy) == (4, 0)
     assert (far.disk_gib - few.disk_gib) * 1024**3 == pytest.approx(20 * 4 * 4 * 1000)
+    # Of batches of 16 and of 4, the one that takes longer is timed.
+    timed = []
+    with monkeypatch.context() as patched:
+        patched.setattr("gradstats.runs.cost.generate", lambda *given: timed.append(len(given[1])) or generate(*given))
+        cost(batch_size=16)
+    assert timed == [16]
     # Where ghost does not know the model, auto comes to vmap only if two gradients fit into memory_gib.
     monkeypatch.setattr("gradstats.runs.cost.supported_layers", _unsupported)
     for n_gradients, engine in ((1.5, "loop"), (2.5, "vmap")):
