@@ -366,7 +366,9 @@ class Analysis(_Tabulated):
         options = {option: taken[argument] for option, argument in self.settings.items() if argument in taken}
         asked = self.not_usual({**options, **settings}, without=() if "estimators" in settings else ("estimators",))
         asked |= {name: _as_text(value) for name, value in settings.items() if value is not None}
-        about: dict[str, Any] = {"metric": metric_label(asked_of.metadata)} if hasattr(asked_of, "metadata") else {}
+        measured: Mapping[str, Any] | None = getattr(asked_of, "metadata", None)
+        about: dict[str, Any] = {} if measured is None else {"metric": metric_label(measured)}
+        about |= {"params": measured["params"]} if measured and measured.get("params") else {}
         batch_level: list[str] = []
         if "estimators" in arguments and "estimators" not in settings:
             compared = {one.label for one in self.estimators_in({"estimators": arguments["estimators"]})}

@@ -384,14 +384,16 @@ def _show(analysis: Analysis, answer: Answer, found: Any, measured: Any, given: 
     levels = [] if any(f"{percent(level)} interval" in text for text in said) else [level]
     closing = terminal.hidden_content_hint(len(answer.notes), with_notes, everything or not tables, levels)
     if analysis.section == "length_scaling":
-        opening = headline(source, found.fit.n_prompts, found.fit.n, lengths=found.fit.lengths)
+        opening = headline(
+            source, found.fit.n_prompts, found.fit.n, lengths=found.fit.lengths, params=answer.about.get("params")
+        )
         lines = first_screen(opening, alpha_verdicts(answer.about), closing=closing)
     elif analysis.section == "variance":
         compared = with_plans(answer, found)
         rollouts = measured.rollouts
         completions = rollouts.frame.assign(truncated=rollouts.truncated)
         said = [*without_signal(completions, source), *verdicts(None, compared)]
-        lines = first_screen(headline_of(source, measured.rollouts), said, compared, closing)
+        lines = first_screen(headline_of(source, rollouts, answer.about.get("params")), said, compared, closing)
     else:
         leading, settled = analysis.leading_of(answer), everything or answer.about.get(SETTLED)
         short = None

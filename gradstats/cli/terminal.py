@@ -200,7 +200,7 @@ def show_run(result: RunResult, everything: bool = False, notes: bool = False) -
     said = _notes_of_run(result)
     closing = [] if page is None else [f"  {page}   figures and tables"]
     name = result.run.experiment.name
-    headline = headline_of(name, result.measured.rollouts)
+    headline = headline_of(name, result.measured.rollouts, result.measured.metadata.get("params"))
     rollouts = result.measured.rollouts
     answer = without_signal(rollouts.frame.assign(truncated=rollouts.truncated), str(result.run.path))
     answer += verdicts(

@@ -181,11 +181,12 @@ def alpha_table(
         raise ValueError("fits is empty: give at least one name and its fit")
     rows = [with_alpha_within(_frame_of_fit(fit, confidence_level)) for fit in fits.values()]
     metric = " or ".join(dict.fromkeys(row.attrs["metric"] for row in rows))
+    params = {row.attrs.get("params") for row in rows}
     for row in rows:
         row.attrs = {}  # which cannot be compared when frames are joined
     frame = pd.concat(rows, ignore_index=True)
     frame.insert(0, "run", list(fits))
-    frame.attrs["metric"] = metric
+    frame.attrs |= {"metric": metric} | ({"params": params.pop()} if len(params) == 1 else {})
     return table_of(ALPHA, frame)
 
 

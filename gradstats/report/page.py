@@ -421,6 +421,7 @@ def _headline(run: SavedResults) -> str:
         rewards=points["reward"].to_numpy() if "reward" in points else None,
         lengths=points["length"].to_numpy(),
         n_truncated=int(points["truncated"].to_numpy().sum()) if "truncated" in points else 0,
+        params=run.settings.get("measurement.params"),
     ).strip()
 
 

@@ -30,7 +30,8 @@ class Table:
     """A table with its caption, ready to be written.
 
     Attributes:
-        caption: one paragraph: what, n, level, method; a metric that ``source`` has in its ``.attrs`` is added.
+        caption: one paragraph: what, n, level, method; a metric and parameters that ``source`` has in its ``.attrs``
+            are added.
         heading: of the first column, which names the rows.
         rows: name of each row.
         columns: for each column its heading and, for each row, ``(value, low, high)`` or a word.
@@ -55,9 +56,13 @@ class Table:
 
     @property
     def full_caption(self) -> str:
-        """The caption, with the metric of the gradients where it is not Euclidean."""
-        metric = self.source.attrs.get("metric", EUCLIDEAN)
-        return self.caption if metric == EUCLIDEAN else f"{self.caption} Gradients are measured in the metric {metric}."
+        """The caption, with the metric of the gradients where it is not Euclidean, and the parameters unless all."""
+        about, said = self.source.attrs, [self.caption]
+        if about.get("params"):
+            said.append(f"Gradients are those of the parameters that match {about['params']} alone.")
+        if about.get("metric", EUCLIDEAN) != EUCLIDEAN:
+            said.append(f"Gradients are measured in the metric {about['metric']}.")
+        return " ".join(said)
 
     def cells(self, markup: str) -> tuple[list[str], list[list[str]]]:
         """Return the headings and rows of text, in ``"latex"``, ``"markdown"`` or ``"plain"``."""

@@ -170,8 +170,9 @@ def headline(
     rewards: npt.ArrayLike | None = None,
     lengths: npt.ArrayLike | None = None,
     n_truncated: float = 0,
+    params: object = None,
 ) -> str:
-    """Return the line above the verdicts: what was measured.
+    """Return the line above the verdicts: what was measured, of all parameters unless ``params`` selects some.
 
     >>> headline("embedded", 96, 768, rewards=[0, 1, 1], lengths=[24, 60, 291]).replace(NO_BREAK, " ")
     'embedded   96 prompts × 8 completions · reward 0.67 · 24–291 tokens, median 60'
@@ -188,11 +189,13 @@ def headline(
         parts.append(f"{tokens.min():,.0f}–{tokens.max():,.0f} tokens, median {np.median(tokens):,.0f}")
     if n_truncated > _MANY_CUT * n_completions:
         parts.append(f"{n_truncated:,} cut off")
+    if params:
+        parts.append(f"params={params} alone")
     # A line is broken between its parts only.
     return f"{name}   {' · '.join(part.replace(' ', NO_BREAK) for part in parts)}"
 
 
-def headline_of(name: str, rollouts: Rollouts) -> str:
+def headline_of(name: str, rollouts: Rollouts, params: object) -> str:
     """Return the line above the verdicts on these completions."""
     return headline(
         name,
@@ -201,6 +204,7 @@ def headline_of(name: str, rollouts: Rollouts) -> str:
         rewards=rollouts.rewards,
         lengths=rollouts.lengths,
         n_truncated=int(rollouts.truncated.sum()),
+        params=params,
     )
 
 

@@ -16,7 +16,7 @@ name: asked
 policy: {name: embedded, dtype: float32, temperature: 1.0}
 prompts: {source: embedded, n: 12, seed: 0}
 sampling: {group_size: 4, max_new_tokens: 200, batch_size: 48, seed: 0}
-measurement: {sketch_dim: 512}
+measurement: {sketch_dim: 512, params: layers}
 length_scaling: {confidence_level: 0.5}
 variance: {estimators: [reinforce, rloo, "token_mean(loo=True)"], prompts_per_batch: 6}
 analyses:
@@ -140,3 +140,12 @@ def test_the_share_of_bias_is_that_of_a_batch_of_the_run(folder):
         state = json.loads(next(folder.glob(f"run/**/{name}.json")).read_text())
         assert state["prompts_per_batch"] == 6, name
     assert "The share of bias is that of a batch of 6 prompts, or" in latex(folder, "group_sizes", "run/tables")
+
+
+def test_the_parameters_stand_beside_every_table_and_on_the_first_line(folder, page):
+    said = "Gradients are those of the parameters that match layers alone."
+    tables = {path.name: path.read_text() for path in (folder / "run" / "tables").glob("*.tex")}
+    assert {"alpha.tex", "variance.tex", "group_sizes.tex"} <= set(tables)
+    assert [name for name, text in tables.items() if said not in text.replace("\n", " ")] == []
+    assert said in page
+    assert "params=layers alone" in page.replace("\u00a0", " ")
