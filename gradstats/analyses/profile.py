@@ -119,7 +119,7 @@ class PolicyProfile(Result):
         """State in a line what completions are like, and how their gradients grow with length."""
         ends = self.pooled.confidence_interval(confidence_level)
         return (
-            f"reward {self.mean_reward:.2f}, median {self.median_length:,.0f} tokens, "
+            f"Reward {self.mean_reward:.2f}, median {self.median_length:,.0f} tokens, "
             f"α = {format_estimate(self.alpha_pooled, *ends)}."
         )
 

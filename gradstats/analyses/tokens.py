@@ -225,7 +225,7 @@ class ProxyQuality(Result):
             *self.concentration.estimates[0].with_interval(confidence_level), limits=limits_of("share")
         )
         known = [row for row in self.rows if np.isfinite(row.rank_correlation.value)]
-        first = f"the heaviest token of a completion holds a share {heaviest} of its energy"
+        first = f"The heaviest token of a completion holds a share {heaviest} of its energy"
         measured = f"{self.share_exact:.0%} of the energy was measured exactly, the rest from {self.n_probes} probes"
         if not known:
             return f"{first}; no proxy varies enough within completions to be judged; {measured}."

@@ -121,7 +121,7 @@ class Experiment(Section):
     policy: PolicySection = setting(..., "the policy, as in {name: embedded}.", "samples")
     behaviour_policy: FreeOptions = setting(
         dict,
-        "settings in which the policy that samples differs, as in {revision: step-4000}; none by default.",
+        "settings in which the policy that samples differs, as in {revision: step-3500}; none by default.",
         "samples",
     )
     reference_policy: FreeOptions = setting(
