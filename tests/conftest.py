@@ -41,9 +41,13 @@ def processor_seconds() -> tuple[float, float]:
     return times.user + times.system, sum(times[:4])
 
 
-def crowding() -> float:
-    """How many seconds of processor time are worth one of a quiet machine: up to two where caches are shared."""
-    return min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), 2.0)
+def slowness() -> float:
+    """How many seconds of processor time are worth one of a quiet machine: caches are shared, and machines differ."""
+    before, small = processor_seconds()[0], torch.ones(32, 32, requires_grad=True)
+    for _ in range(4000):
+        (small @ small).sum().backward()
+    loop = (processor_seconds()[0] - before) / 0.1
+    return min(max(os.getloadavg()[0] / (os.cpu_count() or 1), loop, 1.0), 4.0)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -61,8 +65,10 @@ def pytest_runtest_call(item):
     item.user_properties.append(("test", seconds))
     # Checks of shapes and types take half as long again.
     checked = item.config.getoption("jaxtyping_packages", None)
-    longer = own > LONGEST * crowding() or seconds > LONGEST_WITH_CHILDREN * crowding()
-    if longer and not checked and item.get_closest_marker("slow") is None:
+    longer = own > LONGEST or seconds > LONGEST_WITH_CHILDREN
+    if not longer or checked or item.get_closest_marker("slow") is not None:
+        return
+    if own > LONGEST * (slower := slowness()) or seconds > LONGEST_WITH_CHILDREN * slower:
         pytest.fail(f"{seconds:.1f} s of processor time: ask less of the test, or mark it slow", pytrace=False)
 
 

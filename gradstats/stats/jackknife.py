@@ -109,6 +109,8 @@ class Estimate:
         return (self.value, *self.confidence_interval(confidence_level))
 
 
+# A replicate below this share of the value is 0 but for rounding.
+_ROUNDING = 1e-13
 #: In place of a quantity that cannot be estimated from the data.
 NOT_ESTIMATED = Estimate(math.nan, math.nan, "raw", math.nan)
 
@@ -195,10 +197,11 @@ class Statistic:
             return self._mapped(value, np.sqrt(self.replicates), float(np.divide(0.5, value)))
 
     def logarithm(self) -> Statistic:
-        """Return the logarithm; NaN of what is not positive."""
+        """Return the logarithm; NaN of what is not positive, or is 0 but for rounding without a prompt."""
         with np.errstate(invalid="ignore", divide="ignore"):
             slope = float(np.divide(1.0, self.value))
-            return self._mapped(float(np.log(self.value)), np.log(self.replicates), slope)
+            positive = np.where(self.replicates > _ROUNDING * abs(self.value), self.replicates, np.nan)
+            return self._mapped(float(np.log(self.value)), np.log(positive), slope)
 
     def _mapped(self, value: float, replicates: np.ndarray, slope: float) -> Statistic:
         """Return a function of the statistic, whose derivative is ``slope``."""

@@ -105,6 +105,13 @@ def test_what_is_not_known_gives_no_warning():
     assert not np.isfinite(slopes).any()
 
 
+def test_what_is_zero_but_for_rounding_without_a_prompt_has_no_interval_of_its_logarithm():
+    """Whether rounding leaves it above 0 decides nothing: one prompt carries the value."""
+    for left in (1e-17, 0.0, -1e-17):
+        assert np.isnan(Statistic(2.0, np.array([2.1, 1.9, left])).estimate("log").stderr)
+    assert Statistic(2.0, np.array([2.1, 1.9, 1e-3])).estimate("log").stderr > 1.0
+
+
 def test_prompts_of_equal_influence_are_counted():
     halves = np.repeat([1.0, -1.0], 5)
     assert influential_prompts(halves) == pytest.approx(10.0)
