@@ -255,6 +255,7 @@ def test_a_link_in_the_folder_of_a_sweep_is_not_followed(file, tmp_path, link):
     assert not list(elsewhere.iterdir())
 
 
+@pytest.mark.slow  # it analyses every cell again
 def test_the_last_of_several_processes_joins_a_sweep_and_the_others_repeat_no_cell(out, file, monkeypatch):
     missing, ran = load_sweep(file).cells[-1].name, []
     for name in (missing, "sweep.csv"):
