@@ -46,7 +46,7 @@ def slowness() -> float:
     before, small = processor_seconds()[0], torch.ones(32, 32, requires_grad=True)
     for _ in range(4000):
         (small @ small).sum().backward()
-    loop = (processor_seconds()[0] - before) / 0.08
+    loop = (processor_seconds()[0] - before) / 0.06
     return min(max(os.getloadavg()[0] / (os.cpu_count() or 1), loop, 1.0), 4.0)
 
 
