@@ -24,6 +24,7 @@ from gradstats.answers.answer import ASKED
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.estimator import Weighting
 from gradstats.measurement.measurement import NO_SKETCHES, metric_label
+from gradstats.plots.names import group_size_of
 from gradstats.stats.variance.quantities import NO_LIMITS, Limits, Place, filled_in, limits_of
 from gradstats.system.lazy_imports import pd
 from gradstats.system.user_code import errors_of_own_code
@@ -519,9 +520,8 @@ def level_of(frame: pd.DataFrame) -> str:
 
 def size_of_groups(frame: pd.DataFrame, before: str = " of ") -> str:
     """Return the group size of a frame for a caption, as in " of 4", where all rows have the same; "" elsewhere."""
-    sizes = set(frame["group_size"].to_numpy(dtype=float)) if "group_size" in frame else set()
-    known = len(sizes) == 1 and np.isfinite([*sizes]).all()  # NaN where prompts have different numbers
-    return f"{before}{min(sizes):g}" if known else ""
+    size = group_size_of(frame)
+    return "" if size is None else f"{before}{size}"
 
 
 def clipping_of(frame: pd.DataFrame) -> str:

@@ -47,6 +47,12 @@ def names_in(frame: pd.DataFrame) -> dict[str, str]:
     return distinct_names([*labels, *more], frame.attrs.get(LABELS))
 
 
+def group_size_of(frame: pd.DataFrame) -> int | None:
+    """Return the group size of all rows of a frame; None where they have several, or none."""
+    sizes = set(frame["group_size"].dropna()) if "group_size" in frame else set()
+    return int(next(iter(sizes))) if len(sizes) == 1 else None
+
+
 def reference_name(frame: pd.DataFrame, reference: str | None = None) -> str:
     """Return what the axes of a frame call the reference of its ratios."""
     label = frame.attrs.get("reference") if reference is None else reference

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradstats.config.options import counted
 from gradstats.plots.marks import WithFrame, as_frame
-from gradstats.plots.names import CHARACTER, widening, wrapped
+from gradstats.plots.names import CHARACTER, group_size_of, widening, wrapped
 from gradstats.plots.style import pgf_picture
 from gradstats.system.files import atomic_path, write_csv
 from gradstats.system.lazy_imports import mpl, pd
@@ -61,12 +61,6 @@ def sample_size_of(frame: pd.DataFrame) -> str:
     if not n_prompts or not n_completions:
         return ""
     return sample_size(int(n_prompts), int(n_completions), group_size_of(frame))
-
-
-def group_size_of(frame: pd.DataFrame) -> int | None:
-    """Return the group size of all rows of a frame; None where they have several, or none."""
-    sizes = set(frame["group_size"].dropna()) if "group_size" in frame else set()
-    return int(next(iter(sizes))) if len(sizes) == 1 else None
 
 
 def write_sample_size(figure: Figure, text: str) -> None:

@@ -244,11 +244,11 @@ def checkpoint_names() -> list[str]:
     return sorted(path.stem for path in (EMBEDDED_FOLDER / "checkpoints").glob("step-*.safetensors"))
 
 
-def refuse_unknown_checkpoint(revision: str) -> None:
-    """Refuse a revision that the embedded policy does not have."""
+def refuse_unknown_checkpoint(revision: str, setting: str = "revision") -> None:
+    """Refuse a revision that the embedded policy does not have, as the value of a setting."""
     if revision not in checkpoint_names():
         raise ValueError(
-            f'revision is {revision!r}, but the policy "embedded" has the revisions {", ".join(checkpoint_names())}: '
+            f'{setting} is {revision!r}, but the policy "embedded" has the revisions {", ".join(checkpoint_names())}: '
             "choose one of them, or leave it out for the final weights"
         )
 

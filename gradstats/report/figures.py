@@ -24,12 +24,11 @@ from gradstats.config.sections import FiguresSection
 from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.plots.length_scaling import leave_room
 from gradstats.plots.marks import legend_below, legend_height
-from gradstats.plots.names import CHARACTER, LABELS, in_mathematics, longest_title, widening, wrapped
+from gradstats.plots.names import CHARACTER, LABELS, group_size_of, in_mathematics, longest_title, widening, wrapped
 from gradstats.plots.save import (
     DETERMINISTIC,
     METADATA,
     claim_figure,
-    group_size_of,
     laid_out,
     sample_size,
     sample_size_of,

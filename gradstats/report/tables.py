@@ -59,7 +59,7 @@ class Table:
         """The caption, with the metric of the gradients where it is not Euclidean, and the parameters unless all."""
         about, said = self.source.attrs, [self.caption]
         if about.get("params"):
-            said.append(f"Gradients are those of the parameters that match {about['params']} alone.")
+            said.append(f"Gradients are with respect to the parameters that match '{about['params']}' only.")
         if about.get("metric", EUCLIDEAN) != EUCLIDEAN:
             said.append(f"Gradients are measured in the metric {about['metric']}.")
         return " ".join(said)

@@ -190,7 +190,7 @@ def headline(
     if n_truncated > _MANY_CUT * n_completions:
         parts.append(f"{n_truncated:,} cut off")
     if params:
-        parts.append(f"params={params} alone")
+        parts.append(f"params={params}")
     # A line is broken between its parts only.
     return f"{name}   {' · '.join(part.replace(' ', NO_BREAK) for part in parts)}"
 

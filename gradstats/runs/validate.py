@@ -23,19 +23,12 @@ def _check_second_moments(experiment: Experiment) -> None:
 
 def _check_revisions(experiment: Experiment) -> None:
     """Refuse a revision that the embedded policy does not have, also where only a later step would load it."""
-    roles = {
-        "policy": experiment.policy,
-        "behaviour_policy": experiment.sampling_policy,
-        "reference_policy": experiment.kl_reference,
-    }
-    for role, policy in roles.items():
-        if policy is not None and policy.name == "embedded" and policy.revision is not None:
+    policy, sampling, kl = experiment.policy, experiment.sampling_policy, experiment.kl_reference
+    for role, one in (("policy", policy), ("behaviour_policy", sampling), ("reference_policy", kl)):
+        if one is not None and one.name == "embedded" and one.revision is not None:
             from gradstats.policy.checkpoint import refuse_unknown_checkpoint  # loads torch
 
-            try:
-                refuse_unknown_checkpoint(policy.revision)
-            except ValueError as error:
-                raise ValueError(f"{role}.{error}") from None
+            refuse_unknown_checkpoint(one.revision, f"{role}.revision")
 
 
 def check_names(experiment: Experiment) -> None:
@@ -43,15 +36,8 @@ def check_names(experiment: Experiment) -> None:
 
     Each registry checks its own part; what sections say of one another is checked as they are read.
     """
-    for check in (
-        by_label.check,
-        load.check,
-        grading.check,
-        registry.check,
-        needs.check,
-        _check_second_moments,
-        _check_revisions,
-    ):
+    of_names = (by_label.check, load.check, grading.check, registry.check, needs.check)
+    for check in (*of_names, _check_second_moments, _check_revisions):
         check(experiment)
 
 

@@ -169,7 +169,7 @@ class _Batch:
         self._ids = self._model.generate(  # pyright: ignore[reportAttributeAccessIssue]  # decorated in transformers
             input_ids=self._ids,
             attention_mask=self._attention,
-            generation_config=_plain(settings, self._stop_tokens, self._pad),
+            generation_config=_greedy(settings, self._stop_tokens, self._pad),
             logits_processor=_processors(settings, draws),
             **(stages if self._cache is not None else {}),
         )
@@ -209,7 +209,7 @@ def _pad_token(policy: Policy, stop_tokens: list[int]) -> int:
     return stop_tokens[0] if stop_tokens else 0
 
 
-def _plain(settings: SamplerSettings, stop_tokens: list[int], pad: int) -> GenerationConfig:
+def _greedy(settings: SamplerSettings, stop_tokens: list[int], pad: int) -> GenerationConfig:
     """Configure ``generate`` to take the likeliest token: what is drawn from is up to :func:`_processors`."""
     return GenerationConfig(
         do_sample=False,

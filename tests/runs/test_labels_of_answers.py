@@ -143,9 +143,9 @@ def test_the_share_of_bias_is_that_of_a_batch_of_the_run(folder):
 
 
 def test_the_parameters_stand_beside_every_table_and_on_the_first_line(folder, page):
-    said = "Gradients are those of the parameters that match layers alone."
+    said = "Gradients are with respect to the parameters that match 'layers' only."
     tables = {path.name: path.read_text() for path in (folder / "run" / "tables").glob("*.tex")}
     assert {"alpha.tex", "variance.tex", "group_sizes.tex"} <= set(tables)
     assert [name for name, text in tables.items() if said not in text.replace("\n", " ")] == []
     assert said in page
-    assert "params=layers alone" in page.replace("\u00a0", " ")
+    assert "params=layers" in page.replace("\u00a0", " ")
