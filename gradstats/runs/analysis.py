@@ -15,7 +15,7 @@ from gradstats.measurement.measurement import Measurement, read_measurement
 from gradstats.measurement.token_scores import remark_on_precision
 from gradstats.plots.save import claim_figure
 from gradstats.report.saved_results import state_of_data
-from gradstats.report.verdict import LEFT_OUT
+from gradstats.report.verdict import LEFT_OUT, sentence_of
 from gradstats.runs.directory import ANALYSIS, RunDirectory
 from gradstats.system.outputs import REPORT, TABLE, claim, is_marked
 from gradstats.system.progress import ProgressReport, progress_bar
@@ -89,7 +89,9 @@ def save_answers(run: RunDirectory, answers: Mapping[str, Answer], computed_with
     state = {COMPUTED_WITH: dict(computed_with)}
     for name, answer in answers.items():
         further = {key: replace(one, about={**one.about, **state}) for key, one in answer.further.items()}
-        saved = replace(answer, about={**answer.about, **state}, further=further)
+        saved = replace(
+            answer, about={**answer.about, **state}, sentence=answer.sentence or sentence_of(answer), further=further
+        )
         paths += saved.save(_stem(run, name), further_in=run.path / "tables")
     for name, table in run_tables(answers, run.experiment.name, run.experiment.figures).items():
         if name in registry.OF_EVERY_RUN:

@@ -261,6 +261,7 @@ def test_a_comparison_is_written_with_its_settings(finished):
     assert (about["reference"], about["n_prompts"]) == ("rloo", 6)
     assert list(finished.comparison.notes) == about["notes"]
     assert set(about["notes"]) <= set(finished.run.remarks)
+    assert about["sentence"].startswith("No estimator")
     frame = pd.read_csv(finished.run.path / "variance.csv")
     np.testing.assert_allclose(frame["trace_cov"], finished.comparison.to_frame()["trace_cov"])
 
