@@ -22,6 +22,7 @@ UNDECIDED = "not decided here"
 NAMES = {
     "qwen_mawps": "Qwen-0.5B on MAWPS",
     "qwen_gsm8k": "Qwen-0.5B on GSM8K",
+    "qwen_svamp": "Qwen-0.5B on SVAMP",
     "qwen_1_5b": "Qwen-1.5B on GSM8K",
     "smollm2": "SmolLM2 on sums",
     "embedded_resolved": "embedded-2000",

@@ -30,12 +30,14 @@ from gradstats.reference import EnumeratedPolicy
 from gradstats.report.saved_results import completion_means, read_results
 
 #: Runs whose α is compared, in the order of tables.
-RUNS = ("qwen_mawps", "qwen_gsm8k", "qwen_1_5b", "smollm2", "embedded_resolved", "embedded")
+RUNS = ("qwen_mawps", "qwen_gsm8k", "qwen_svamp", "qwen_1_5b", "smollm2", "embedded_resolved", "embedded")
 #: Runs whose group sizes are compared.
 SIZED = ("qwen_mawps", "qwen_gsm8k", "embedded_resolved", "embedded_resolved_layers")
 #: Runs with curves along α and δ, and those with learned baselines.
 WITH_CURVES = SIZED
-LEARNED = ("qwen_mawps", "embedded_resolved", "embedded_resolved_layers")
+LEARNED = ("qwen_mawps", "qwen_svamp", "embedded_resolved", "embedded_resolved_layers")
+#: Runs whose signal is not resolved: their estimators are compared by variance alone.
+VARIANCES = ("qwen_svamp",)
 #: Checkpoints of reinforcement learning.
 STEPS = (0, 10, 20, 30, 40)
 EXPONENT, SHIFT = "curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta"
@@ -45,24 +47,39 @@ TOKENS_OF_VALUES = 5.6
 
 
 def in_groups(run: str, label: str, group_size: int = 8) -> Number | None:
-    """Return the relative noise of an estimator in groups of a size, from the first committed answer that has it."""
+    """Return the relative noise of an estimator in groups of a size, from the first committed answer that has it.
+
+    Of a run of :data:`VARIANCES` it is the ratio of variances.
+    """
+    column = "ratio" if run in VARIANCES else "matched_ratio"
     found = (
-        of(folder, name, "matched_ratio", estimator=label, group_size=group_size)
+        of(folder, name, column, estimator=label, group_size=group_size)
         for folder, name in ((run, "variance"), ("group_sizes", run), (run, "group_sizes"))
         if committed_path(folder, f"{name}.csv").is_file()
     )
     return next((one for one in found if one is not None), None)
 
 
+def in_block(run: str, block: str, label: str, group_size: int) -> Number | None:
+    """Return the variance of an estimator over RLOO's, of the gradient with respect to a block of parameters."""
+    where = {"block": block, "estimator": label, "group_size": group_size}
+    return of(run, "variance_by_block", "ratio", **where)
+
+
+def in_every_block(run: str, label: str, group_size: int, blocks: tuple[str, ...]) -> list[Number]:
+    """Return the variance of an estimator over RLOO's in each of some blocks."""
+    return [one for block in blocks if (one := in_block(run, block, label, group_size)) is not None]
+
+
+def share_of(run: str, block: str) -> float:
+    """Return the share of ‖S‖² that a block of parameters holds."""
+    return float(rows(run, "alpha_by_block", block=block)["share_of_sq_norm"].iloc[0])
+
+
 def fixed_below(run: str) -> list[str]:
     """Return the baselines without training or values of states below RLOO, corrected for comparing all rows."""
     labels = [label for label in table(run, "variance")["estimator"] if label not in ("gae", "recipe:ppo")]
     return [label for label in labels if (one := ratio(run, label, all_rows=True)) is not None and one.below(1)]
-
-
-def head_share(run: str) -> float:
-    """Return the share of ‖S‖² that the output head holds."""
-    return float(rows(run, "alpha_by_block", block="head")["share_of_sq_norm"].iloc[0])
 
 
 def at_equal_tokens(group_size: int) -> dict[str, Number]:

@@ -51,7 +51,6 @@ _EACH = ("alpha", "length_scaling", "variance")
 _SIZES = (*_EACH, "group_sizes", "equivalent_group_size", "allocation")
 _TOKENS = (*_EACH, "tokens", "token_traces", "token_sample", "token_profiles")
 _CURVES = ("curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta")
-_BLOCKS = ("alpha_by_block", "variance_by_block")
 #: Runs of which pages and pictures use these answers alone: others are not copied.
 USED = dict.fromkeys(("embedded_zoo_stale", "qwen_mismatch", "qwen_stale"), _EACH) | {
     "embedded_layers": (*_EACH, "optimal_baselines"),
@@ -63,10 +62,8 @@ USED = dict.fromkeys(("embedded_zoo_stale", "qwen_mismatch", "qwen_stale"), _EAC
     "qwen_adam": (*_EACH, "alpha_by_block"),
     "qwen_gsm8k": (*_SIZES, *_CURVES),
     "qwen_mawps": (*_SIZES, *_CURVES, "alpha_by_block", "batch_size", "optimal_baselines", "success_bins"),
-    "qwen_mawps_by_block": (*_EACH, *_BLOCKS, "optimal_baselines"),
     "qwen_mawps_tokens": _TOKENS,
-    "qwen_mawps_tokens_layers": _TOKENS,
-    "qwen_svamp": (*_SIZES, *_CURVES, *_BLOCKS, "optimal_baselines"),
+    "qwen_svamp": (*_EACH, "alpha_by_block", "optimal_baselines", "variance_by_block"),
     "smollm2": (*_EACH, "alpha_by_block", "group_sizes"),
 }
 #: The run that README shows, and under which names: the methods that trainers offer.
