@@ -29,8 +29,9 @@ from gradstats.analyses.numbers import minimiser_with_interval
 from gradstats.reference import EnumeratedPolicy
 from gradstats.report.saved_results import completion_means, read_results
 
-#: Runs whose α is compared, in the order of tables.
-RUNS = ("qwen_mawps", "qwen_gsm8k", "qwen_svamp", "qwen_1_5b", "smollm2", "embedded_resolved", "embedded")
+#: Runs of real weights, and all whose α is compared, in the order of tables.
+REAL = ("qwen_mawps", "qwen_gsm8k", "qwen_svamp", "qwen_1_5b", "smollm2")
+RUNS = (*REAL, "embedded_resolved", "embedded")
 #: Runs whose group sizes are compared.
 SIZED = ("qwen_mawps", "qwen_gsm8k", "embedded_resolved", "embedded_resolved_layers")
 #: Runs with curves along α and δ, and those with learned baselines.
@@ -60,15 +61,10 @@ def in_groups(run: str, label: str, group_size: int = 8) -> Number | None:
     return next((one for one in found if one is not None), None)
 
 
-def in_block(run: str, block: str, label: str, group_size: int) -> Number | None:
-    """Return the variance of an estimator over RLOO's, of the gradient with respect to a block of parameters."""
-    where = {"block": block, "estimator": label, "group_size": group_size}
-    return of(run, "variance_by_block", "ratio", **where)
-
-
-def in_every_block(run: str, label: str, group_size: int, blocks: tuple[str, ...]) -> list[Number]:
-    """Return the variance of an estimator over RLOO's in each of some blocks."""
-    return [one for block in blocks if (one := in_block(run, block, label, group_size)) is not None]
+def in_blocks(run: str, label: str, group_size: int, blocks: tuple[str, ...]) -> list[Number]:
+    """Return the variance of an estimator over RLOO's, of the gradient with respect to each of some blocks."""
+    found = rows(run, "variance_by_block", estimator=label, group_size=group_size).set_index("block")
+    return [number(found.loc[block], "ratio") for block in blocks]
 
 
 def share_of(run: str, block: str) -> float:
@@ -238,12 +234,12 @@ def largest_bias(label: str) -> Number:
 
 
 def alphas() -> dict[str, Number]:
-    """Return α of each run."""
-    return {run: alpha(run) for run in RUNS}
+    """Return α of each run of real weights."""
+    return {run: alpha(run) for run in REAL}
 
 
 def alphas_off(value: float) -> list[str]:
-    """Return the runs whose interval of α does not hold a value."""
+    """Return the runs of real weights whose interval of α does not hold a value."""
     return [run for run, one in alphas().items() if one.excludes(value)]
 
 

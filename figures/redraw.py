@@ -52,16 +52,18 @@ _SIZES = (*_EACH, "group_sizes", "equivalent_group_size", "allocation")
 _TOKENS = (*_EACH, "tokens", "token_traces", "token_sample", "token_profiles")
 _CURVES = ("curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta")
 #: Runs of which pages and pictures use these answers alone: others are not copied.
-USED = dict.fromkeys(("embedded_zoo_stale", "qwen_mismatch", "qwen_stale"), _EACH) | {
+USED = {
+    **dict.fromkeys(("embedded_zoo_stale", "qwen_mismatch", "qwen_stale"), _EACH),
+    **dict.fromkeys(("qwen_1_5b", "qwen_adam"), (*_EACH, "alpha_by_block")),
+    **dict.fromkeys(
+        ("embedded_resolved", "qwen_mawps"),
+        (*_SIZES, *_CURVES, "alpha_by_block", "batch_size", "optimal_baselines", "success_bins"),
+    ),
     "embedded_layers": (*_EACH, "optimal_baselines"),
-    "embedded_resolved": (*_SIZES, *_CURVES, "alpha_by_block", "batch_size", "optimal_baselines", "success_bins"),
     "embedded_resolved_layers": (*_SIZES, *_CURVES, "optimal_baselines"),
     "embedded_tokens_layers": _TOKENS,
     "embedded_zoo": (*_SIZES, "alpha_by_block", "success_bins"),
-    "qwen_1_5b": (*_EACH, "alpha_by_block"),
-    "qwen_adam": (*_EACH, "alpha_by_block"),
     "qwen_gsm8k": (*_SIZES, *_CURVES),
-    "qwen_mawps": (*_SIZES, *_CURVES, "alpha_by_block", "batch_size", "optimal_baselines", "success_bins"),
     "qwen_mawps_tokens": _TOKENS,
     "qwen_svamp": (*_EACH, "alpha_by_block", "optimal_baselines", "variance_by_block"),
     "smollm2": (*_EACH, "alpha_by_block", "group_sizes"),

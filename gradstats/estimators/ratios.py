@@ -78,8 +78,8 @@ def largest_chi_squared(batch: Batch) -> float:
     return max(map(_chi_squared, (log_ratios(batch), log_mismatch(batch), log_staleness(batch))))
 
 
-#: Below this :math:`χ^2 = E[ρ_i^2] - 1` of whole completions, sampler and scorer count as one policy: bfloat16 and the
-#: kernels of a server leave less, another checkpoint or temperature more.
+#: Below this :math:`χ^2 = E[ρ_i^2] - 1` of whole completions, sampler and scorer count as one policy: rounding of
+#: float32 leaves less, another checkpoint or temperature more, and bfloat16 as well over a few hundred tokens.
 NEGLIGIBLE_CHI_SQUARED = 0.01
 
 

@@ -103,7 +103,7 @@ def conflicts(answers: dict[str, Answer]) -> list[str]:
         pairs += [
             f"{' '.join(map(str, key[:4]))}: {_written(one)} in {first}, {_written(other)} in {place}"
             for place, other in others
-            if not np.allclose(one, other, rtol=1e-8, atol=1e-12, equal_nan=True)
+            if not np.allclose(one, other, rtol=1e-8, atol=1e-9, equal_nan=True)  # ends that are searched for
         ]
     return pairs
 
