@@ -494,6 +494,10 @@ def variance_by_group_size(
     asked: dict[str, Any] = {"rng": rng, "target": target, "scores_are_sketches": scores_are_sketches}
     of_prompts = _completions_per_prompt(measured_or_batch)
     sizes = powers_of_two(int(of_prompts.min()))
+    if wrong := [one for one in group_sizes or () if not 1 <= one <= of_prompts.max()]:
+        raise ValueError(
+            f"group_sizes={wrong[0]} must lie between 1 and the {of_prompts.max()} completions of a prompt"
+        )
     equivalents, best, notes, size = [], None, [], max(sizes, default=0) // 2
     if group_size is not None:  # refused before the comparison, which takes longer
         equivalents, best = _equivalents(measured_or_batch, chosen, group_size, scores, **asked)

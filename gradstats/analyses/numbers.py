@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from statistics import median
 
-from gradstats.stats.variance.quantities import NO_LIMITS, Limits
+from gradstats.stats.variance.quantities import NO_LIMITS, Limits, digits_for
 
 Triple = tuple[float, float, float]
 UNRESOLVED = "–"
@@ -148,7 +148,7 @@ def _in_brackets(value: float, low: float, high: float, margin: float, power: st
     if all(abs(value - end) <= ROUNDING * abs(value) for end in ends):
         return (format_number(value) if not power else written(value, 2)), ""
     if len(ends) == 1:
-        digits = _digits_for(abs(value - ends[0]))
+        digits = digits_for(abs(value - ends[0]))
         sign = "≥" if ends[0] == low else "≤"
         of_end = _kept_digits(ends[0], *sorted((value, ends[0]))) if value * ends[0] > 0 else digits
         return written(value, digits), f"[{sign} {written(ends[0], of_end)}]"
@@ -162,11 +162,11 @@ def _kept_digits(number: float, low: float, high: float) -> int:
     An end that is a ten-thousandth of the other, or less, is as good as 0. An estimate above an end of 0 is not
     written as 0.
     """
-    digits = _digits_for((high - low) / 2.0)
+    digits = digits_for((high - low) / 2.0)
     hidden = low * high == 0 and abs(number) < 0.5 * 10.0**-digits
     if not (_far_apart(low, high) or hidden) or abs(number) <= _AS_GOOD_AS_NOTHING * max(abs(low), abs(high)):
         return digits
-    return max(digits, _digits_for(abs(number)))
+    return max(digits, digits_for(abs(number)))
 
 
 def _far_apart(low: float, high: float) -> bool:
@@ -204,13 +204,13 @@ def _formula(value: float, low: float, high: float, margin: float, narrow: bool)
     # Sides that differ by less than a tenth are written as one.
     if abs(above - below) <= 0.1 * max(above, below):
         half = (above + below) / 2.0
-        centre, half = (_in_mathematics(_fixed(number, _digits_for(half))) for number in (value, half))
+        centre, half = (_in_mathematics(_fixed(number, digits_for(half))) for number in (value, half))
         return rf"{centre}_{{\pm {half}}}" if narrow else rf"{centre} \pm {half}"
     shorter, longer = sorted((below, above))
-    digits = [_digits_for(longer)] * 3
+    digits = [digits_for(longer)] * 3
     if ROUNDING * longer < shorter and (_far_apart(low, high) or shorter < 0.5 * 10.0 ** -digits[0]):
         # The longer side has no digits in which value and shorter side would not be 0.
-        digits = [_digits_for(shorter), _digits_for(above), _digits_for(below)]
+        digits = [digits_for(shorter), digits_for(above), digits_for(below)]
     # An interval that ends at the value, as that of a share of 1 does.
     above, below = (0.0 if side <= ROUNDING * longer else side for side in (above, below))
     centre, up, down = (
@@ -334,13 +334,8 @@ def _outwards(number: float, direction: str, margin: float) -> tuple[float, int]
     exact = Decimal(f"{number:.12g}")
     if exact == int(exact) and abs(exact) < 1000:
         return float(exact), 0
-    rounded = exact.quantize(Decimal(1).scaleb(-_digits_for(margin or abs(number))), direction).normalize()
+    rounded = exact.quantize(Decimal(1).scaleb(-digits_for(margin or abs(number))), direction).normalize()
     return float(rounded), max(0, -int(rounded.as_tuple().exponent))
-
-
-def _digits_for(margin: float) -> int:
-    """Return the decimals that show two significant digits of a margin; negative for tens, hundreds and so on."""
-    return 1 - math.floor(math.log10(margin)) if margin > 0 else 0
 
 
 def _fixed(number: float, digits: int) -> str:

@@ -277,11 +277,20 @@ def _answer(analysis: Analysis, label: str, given: Mapping[str, Any], named: Map
         said = found.sentences() if hasattr(found, "sentences") else ()
         said = [one for one in said if not answer.sentence.startswith(one.removesuffix("."))]
         answer = replace(answer, question=label, notes=tuple(dict.fromkeys([*said, *answer.notes])))
+        # Saved first, since what reads the screen may end early; an answer that may not be saved is shown all the same.
+        paths, not_saved = [], None
+        try:
+            paths = save(answer, _uses_values(analysis, found, measured, arguments))
+        except FileExistsError as error:
+            not_saved = error
         if given["as_json"]:
             terminal.print_answer(answer, analysis)
         else:
             _show(analysis, answer, found, measured, given)
-        paths = save(answer, _uses_values(analysis, found, measured, arguments))
+    if not_saved is not None and given["out"] is not None:
+        raise not_saved
+    if not_saved is not None:
+        warnings.warn(f"this answer is shown and not saved: {not_saved}", stacklevel=1)
     if paths and not given["as_json"]:
         drawn = next((path for path in paths if path.suffix not in (".csv", ".json")), paths[0])
         terminal.show([f"  → {drawn}"])
@@ -381,7 +390,7 @@ def _show(analysis: Analysis, answer: Answer, found: Any, measured: Any, given: 
     level = answer.about["confidence_level"]
     said = [one.caption(frames[one.name]) for one in tables] if everything else []
     said += [] if analysis.section else [answer.sentence]
-    levels = [] if any(f"{percent(level)} interval" in text for text in said) else [level]
+    levels = {} if any(f"{percent(level)} interval" in text for text in said) else {"": level}
     closing = terminal.hidden_content_hint(len(answer.notes), with_notes, everything or not tables, levels)
     if analysis.section == "length_scaling":
         opening = headline(

@@ -91,7 +91,7 @@ def log(
             shown = shown.reset_index(drop=True)
             shown.attrs = frame.attrs
             drawn = shown["group_size"].tolist().index(read.group_size)
-        closing = terminal.hidden_content_hint(len(said), notes, everything, [confidence_level])
+        closing = terminal.hidden_content_hint(len(said), notes, everything, {"": confidence_level})
         terminal.show(
             log_screen(
                 f"{read.name}   {read.summary()}",

@@ -258,8 +258,9 @@ def run_command(command: Callable[..., Any], prog: str, words: Sequence[str]) ->
     What help says of it is folded to the width of a screen.
 
     Raises:
-        ValueError: for settings of an experiment that do not follow --set.
+        ValueError: for settings of an experiment that do not follow --set, or an option that is given twice.
     """
+    words = _given_once(words)
     positional = [*takewhile(lambda word: not word.startswith("-"), words)]
     loose = [word for word in positional[1:] if "=" in word]  # the first names a file
     if loose and "overrides" in inspect.signature(command).parameters:
@@ -268,6 +269,31 @@ def run_command(command: Callable[..., Any], prog: str, words: Sequence[str]) ->
     # tyro joins lines, but for those that begin with a space.
     about = "\n\n".join(textwrap.fill(without_markup(one), 80, subsequent_indent="  ") for one in paragraphs)
     return tyro.cli(command, prog=prog, description=about, args=words, registry=REGISTRY)
+
+
+def _given_once(words: Sequence[str]) -> list[str]:
+    """Return words in which no option stands twice, as tyro would read the last one alone; NAME=VALUE are joined.
+
+    >>> _given_once(["run", "--set", "prompts.n=4", "--notes", "--set", "sampling.seed=1"])
+    ['run', '--set', 'prompts.n=4', 'sampling.seed=1', '--notes']
+    """
+    entries: list[list[str]] = [[]]
+    for word in words:
+        option, _, setting = word.partition("=")
+        if option.startswith("--"):
+            entries.append([option, setting] if "=" in setting else [word])
+        else:
+            entries[-1].append(word)
+    found: dict[str, list[str]] = {}
+    for entry in entries[1:]:
+        option = entry[0].partition("=")[0].replace("_", "-")
+        first = found.setdefault(option, entry)
+        if first is entry or first == entry:
+            continue
+        if not all("=" in word for word in (*first[1:], *entry[1:])) or "=" in first[0] + entry[0]:
+            raise ValueError(f"{option} is given twice, as {' '.join(first)!r} and {' '.join(entry)!r}: give it once")
+        first.extend(entry[1:])
+    return [*entries[0], *(word for entry in found.values() for word in entry)]
 
 
 def without_markup(text: str) -> str:

@@ -169,12 +169,17 @@ def show_notes(notes: Iterable[str]) -> None:
             console.print(escape(line))
 
 
-def hidden_content_hint(n_notes: int, notes: bool, everything: bool, levels: Iterable[float]) -> list[str]:
-    """Return a line on intervals that are not of the usual level, and on what the first screen leaves out."""
+def hidden_content_hint(n_notes: int, notes: bool, everything: bool, levels: Mapping[str, float]) -> list[str]:
+    """Return a line on intervals that are not of the usual level, and on what the first screen leaves out.
+
+    Levels are by what their intervals are of, if that is to be said, as it is where they differ.
+    """
     from gradstats.analyses.numbers import percent
     from gradstats.config.options import CONFIDENCE_LEVEL
 
-    of_level = " and ".join(percent(level) for level in dict.fromkeys(levels))
+    of_level = " and ".join(dict.fromkeys(percent(level) for level in levels.values()))
+    if " and " in of_level:
+        of_level = " and ".join(percent(level) + (f" ({of})" if of else "") for of, level in levels.items())
     said = [] if of_level in ("", percent(CONFIDENCE_LEVEL)) else [f"{of_level} intervals"]
     said += [] if notes or not n_notes else [f"{n_notes} {'note' if n_notes == 1 else 'notes'}: --notes"]
     said += [] if everything else ["all rows and columns: --all"]
@@ -211,8 +216,8 @@ def show_run(result: RunResult, everything: bool = False, notes: bool = False) -
         allocation=answers.get("allocation"),
     )
     answer += left_out(result.run.remarks)
-    shown = [answers[name] for name in ("alpha", "variance") if name in answers]
-    levels = [float(one.about["confidence_level"]) for one in shown]
+    named = {"alpha": "α", "variance": ""}
+    levels = {of: float(answers[name].about["confidence_level"]) for name, of in named.items() if name in answers}
     show(
         first_screen(
             headline, answer, comparison, [*closing, *hidden_content_hint(len(said), notes, everything, levels)]

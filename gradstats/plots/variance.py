@@ -45,7 +45,16 @@ from gradstats.plots.names import (
 from gradstats.plots.save import sample_size_of, write_sample_size
 from gradstats.plots.style import REMARK, edge, muted, stroke
 from gradstats.stats.variance.best_set import equal_by_construction
-from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in, in_metric, shown_in
+from gradstats.stats.variance.quantities import (
+    COMPARED,
+    JUDGED,
+    Quantity,
+    axis_label,
+    filled_in,
+    in_metric,
+    shown_below,
+    shown_in,
+)
 from gradstats.system.lazy_imports import mpl, pd
 
 if TYPE_CHECKING:
@@ -432,8 +441,10 @@ def plot_variance_panels(
 
 def rows_shown_below(frame: pd.DataFrame) -> list[int]:
     """Return the positions of rows whose relative noise is shown to be below 1, corrected for comparing all rows."""
-    end = f"{JUDGED.name}_simultaneous_high"
-    return np.flatnonzero(frame[end].to_numpy(dtype=float) < 1.0 - 1e-9).tolist() if end in frame else []
+    ends = [f"{JUDGED.name}_simultaneous_{end}" for end in ("low", "high")]
+    if not set(ends) <= set(frame):
+        return []
+    return [at for at, one in enumerate(frame[ends].to_numpy(dtype=float)) if shown_below(*one)]
 
 
 def plot_variance_of_runs(

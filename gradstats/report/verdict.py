@@ -28,8 +28,7 @@ from gradstats.answers import Answer
 from gradstats.estimators.by_label import get
 from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.report.analysis_tables import joined_name, short_table
-from gradstats.stats.variance.best_set import EQUAL
-from gradstats.stats.variance.quantities import JUDGED, NOT_NEGATIVE, limits_of
+from gradstats.stats.variance.quantities import JUDGED, NOT_NEGATIVE, limits_of, shown_below
 from gradstats.system.lazy_imports import pd
 
 if TYPE_CHECKING:
@@ -442,7 +441,7 @@ def _best(rows: Sequence[NoiseRow], reference: str, n_unresolved: int, naming: N
     if not better:
         nothing = "No estimator that could be judged" if n_unresolved else "No estimator"
         text = f"{nothing} is shown to beat {reference}"
-        if alone := [naming(one.labels[0]) for one in rows if one.shown[2] < 1.0 - EQUAL]:
+        if alone := [naming(one.labels[0]) for one in rows if shown_below(*one.shown[1:])]:
             whose = f"interval{'' if len(alone) == 1 else 's'} of {_and_more(alone, 2)}"
             text += f", corrected for comparing all rows, which the {whose} {'is' if len(alone) == 1 else 'are'} not"
         return Verdict("best", f"{text}.{not_judged}")
@@ -455,7 +454,7 @@ def _best(rows: Sequence[NoiseRow], reference: str, n_unresolved: int, naming: N
 
 def _better(rows: Iterable[NoiseRow]) -> list[NoiseRow]:
     """Return the rows that are shown to beat the reference, the one that is surely good first."""
-    return sorted((one for one in rows if one.together[1] < 1.0 - EQUAL), key=lambda one: one.together[1])
+    return sorted((one for one in rows if shown_below(*one.together)), key=lambda one: one.together[1])
 
 
 def _avoid(rows: Sequence[NoiseRow], reference: str, naming: Naming) -> Verdict | None:

@@ -127,8 +127,9 @@ def test_only_one_estimator_may_be_alone_in_the_best_set(estimators, options, lo
 
 
 def test_a_row_is_shown_below_by_its_simultaneous_interval_alone():
-    frame = pd.DataFrame({"matched_ratio_simultaneous_high": [1.0 - 1e-12, 0.99, 1.01, np.nan]})
-    assert rows_shown_below(frame) == [1]
+    ends = {"low": [1.0 - 3e-12, 0.97, 0.9, np.nan, 0.1], "high": [1.0 - 1e-12, 0.99, 1.01, np.nan, 0.999]}
+    frame = pd.DataFrame({f"matched_ratio_simultaneous_{end}": numbers for end, numbers in ends.items()})
+    assert rows_shown_below(frame) == [1]  # the last one is written [0.10, 1.00]
     assert rows_shown_below(pd.DataFrame({"matched_ratio_high": [0.9]})) == []
 
 

@@ -310,6 +310,7 @@ _OF_A_BATCH = "of the error of gspo in a batch of 128 prompts is bias."
             "grpo needs 0.80 [0.70, 0.90] times the samples of rloo. 2 rows are not resolved.",
         ),
         ([ABOVE], "best", "No estimator is shown to beat rloo."),
+        ([("grpo", 0.87, 0.1, 0.9985, {})], "best", "No estimator is shown to beat rloo."),  # [0.10, 1.00]
         ([("gspo", 1.2, 0.9, 1.6, BIASED)], "bias", f"66–78 % {_OF_A_BATCH}"),
         ([("gspo", 1.2, 0.9, 1.6, OPEN_ABOVE)], "bias", f"≥ 66 % {_OF_A_BATCH}"),
     ],

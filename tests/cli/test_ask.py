@@ -390,7 +390,7 @@ def test_a_run_without_finished_answers_is_refused_before_a_question_is_answered
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != ".lock") == ["manifest.json", "measurement"]
 
 
-def test_an_answer_that_a_run_leaves_out_is_replaced_by_asking_again(refused, monkeypatch, capsys, measured, tmp_path):
+def test_an_answer_that_a_run_leaves_out_is_replaced_by_asking_again(monkeypatch, capsys, measured, tmp_path):
     words = ("ask", save_run(tmp_path / "run"), "curve", "rloo", "group_size=2,4")
     (tmp_path / "run" / "measurement").symlink_to(measured)
     for rewards in ("before", "now"):
@@ -398,7 +398,11 @@ def test_an_answer_that_a_run_leaves_out_is_replaced_by_asking_again(refused, mo
         code, _, err = run(monkeypatch, capsys, *words)
         assert (code, err) == (0, "")
         assert saved_answer(tmp_path / "run", "curve_rloo_group_size").about["computed_with"]["rewards"] == rewards
-    assert "replace it with --overwrite" in refused(*words, "--confidence-level", 0.8)
+    code, out, err = run(monkeypatch, capsys, *words, "--confidence-level", 0.8)
+    assert (code, "80% intervals" in out) == (0, True)
+    assert "this answer is shown and not saved" in joined(err)
+    assert "replace it with --overwrite" in joined(err)
+    assert saved_answer(tmp_path / "run", "curve_rloo_group_size").about["confidence_level"] == 0.95
 
 
 def test_variance_by_block(answered, measured, tmp_path):

@@ -54,3 +54,10 @@ def test_group_sizes_that_are_not_integers_are_explained(capsys, words):
     printed = " ".join(capsys.readouterr().err.replace("│", " ").split())
     said = f"--group-size: '{' '.join(words)}' must be one integer, several, or None for all completions of a prompt"
     assert said in printed
+
+
+def test_an_option_that_is_given_twice_is_joined_or_refused(refused):
+    words = ("run", "embedded", "--dry-run", "--set", "prompts.n=5", "--set", "prompts.nn=2", "--set=sampling.seed=1")
+    assert "no setting 'nn'" in refused(*words)
+    said = "--seed is given twice, as '--seed 1' and '--seed=2': give it once"
+    assert said in refused("sample", "embedded", "--seed", "1", "--seed=2")

@@ -117,12 +117,13 @@ def test_what_holds_for_all_rows_at_once_is_in_the_table(printed):
 @pytest.mark.parametrize(
     ("levels", "said"),
     [
-        ([0.95, 0.95], "  1 note: --notes"),
-        ([0.5, 0.8], "  50% and 80% intervals    1 note: --notes"),
-        ([0.995, 0.995], "  99.5% intervals    1 note: --notes"),
+        ((0.95, 0.95), "  1 note: --notes"),
+        ((0.5, 0.8), "  50% (α) and 80% intervals    1 note: --notes"),
+        ((0.995, 0.995), "  99.5% intervals    1 note: --notes"),
     ],
 )
 def test_levels_that_are_not_the_usual_one_stand_on_the_first_screen(levels, said):
+    levels = dict(zip(("α", ""), levels, strict=True))
     assert terminal.hidden_content_hint(1, notes=False, everything=True, levels=levels) == [said]
 
 

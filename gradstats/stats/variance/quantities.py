@@ -626,6 +626,23 @@ def limits_of(name: str) -> Limits:
     return QUANTITIES[name].limits if name in QUANTITIES else NO_LIMITS
 
 
+def digits_for(margin: float) -> int:
+    """Return the decimals that show two significant digits of a margin; negative for tens, hundreds and so on."""
+    return 1 - math.floor(math.log10(margin)) if margin > 0 else 0
+
+
+def shown_below(low: float, high: float, bound: float = 1.0) -> bool:
+    """Return whether an interval of positive numbers lies below a bound, by the digits with which it is written.
+
+    >>> shown_below(0.10, 0.9985), shown_below(math.nan, 0.9), shown_below(1 - 3e-12, 1 - 1e-12)
+    (False, True, False)
+    """
+    if not high < bound:
+        return False
+    # A missing low end counts as 0. Six decimals at most: what differs by less is the same number but for rounding.
+    return round(high, min(digits_for((high - max(0.0, low)) / 2.0), 6)) < bound
+
+
 def shown_in(place: Place) -> tuple[str, ...]:
     """Return the names of the quantities that a kind of table or figure shows by default, in order."""
     return tuple(quantity.name for quantity in QUANTITIES.values() if place in quantity.shown_in)
