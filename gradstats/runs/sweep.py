@@ -26,6 +26,7 @@ from gradstats.report.sweeps import (
 )
 from gradstats.runs.claims import joined
 from gradstats.runs.pipeline import has_results, run_experiment
+from gradstats.runs.ranks import n_ranks
 from gradstats.runs.tracking import require_tracker
 from gradstats.runs.validate import check_names, require_execution
 from gradstats.system.files import PARTIAL, atomic_path, holds_only, remove_partials
@@ -62,9 +63,14 @@ def run_sweep(
     Raises:
         FileNotFoundError: when there is no such file.
         ValueError: when a setting is wrong, before anything is run; when the folder holds something else, or symbolic
-            links.
+            links; under ``torchrun``.
         RuntimeError: when a cell failed, after all others were run; names it and why.
     """
+    if (ranks := n_ranks()) > 1:  # those that write nothing would not know when a cell has ended
+        raise ValueError(
+            "torchrun shares the model of one run, and this is a sweep, which starts ranks itself: run it without "
+            f"torchrun, with execution.ranks_per_worker={ranks}"
+        )
     sweep = load_sweep(name_or_path, overrides, trust=trust)
     check_cells(sweep)
     first = sweep.cells[0].experiment

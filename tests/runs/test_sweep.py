@@ -125,6 +125,14 @@ def test_where_cells_are_run_cannot_vary(experiment, tmp_path):
         gs.run_sweep(file, out=tmp_path / "out", progress=False)
 
 
+def test_under_torchrun_a_sweep_is_refused_before_anything_is_written(file, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"run it without torchrun, with execution\.ranks_per_worker=2"):
+        gs.run_sweep(file, out=tmp_path / "sweep", progress=False)
+    assert not (tmp_path / "sweep").exists()
+
+
 def test_a_cell_that_fails_does_not_keep_the_others_from_running(file, tmp_path, monkeypatch):
     real = sweep.run_experiment
 
