@@ -162,6 +162,19 @@ def test_in_float32_one_parameter_may_be_off_by_rounding_and_no_more(monkeypatch
         assert check["squared_norms"] < check["tolerance"]
 
 
+@pytest.mark.parametrize(("share", "passes"), [(0.0012, True), (0.004, False)])
+@pytest.mark.filterwarnings("ignore:in torch.bfloat16 squared norms")
+def test_in_bfloat16_a_small_parameter_may_be_off_by_a_thousandth_of_the_whole(monkeypatch, rollouts, share, passes):
+    def smallest_raised(norms, chunk):
+        raised = np.zeros(norms.shape)
+        raised[:, :, norms.sum(axis=(0, 1)).argmin()] = share * norms.sum(axis=2)
+        return norms + raised
+
+    monkeypatch.setitem(gradients.ENGINES, "ghost", changed(ghost_engine, smallest_raised))
+    with contextlib.nullcontext() if passes else pytest.raises(gradients.SelfCheckError, match="the squared norm of"):
+        gradients.measure(tiny_model("qwen2", dtype=torch.bfloat16), rollouts, engine="ghost", progress=False)
+
+
 def test_the_self_check_is_recorded(rollouts):
     check = gradients.measure(tiny_model("gpt2"), rollouts, progress=False).metadata["self_check"]
     assert (check["tolerance"], check["tolerance_of_parts"]) == (1e-5, 1e-5)
