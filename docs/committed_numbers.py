@@ -21,6 +21,7 @@ UNDECIDED = "not decided here"
 #: Runs, in the order of tables, and what the pages call them.
 NAMES = {
     "qwen_mawps": "Qwen-0.5B on MAWPS",
+    "qwen_mawps_by_block": "Qwen-0.5B on MAWPS, 16 bits",
     "qwen_gsm8k": "Qwen-0.5B on GSM8K",
     "qwen_svamp": "Qwen-0.5B on SVAMP",
     "qwen_1_5b": "Qwen-1.5B on GSM8K",

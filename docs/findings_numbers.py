@@ -37,8 +37,8 @@ SIZED = ("qwen_mawps", "qwen_gsm8k", "embedded_resolved", "embedded_resolved_lay
 #: Runs with curves along α and δ, and those with learned baselines.
 WITH_CURVES = SIZED
 LEARNED = ("qwen_mawps", "qwen_svamp", "embedded_resolved", "embedded_resolved_layers")
-#: Runs whose signal is not resolved: their estimators are compared by variance alone.
-VARIANCES = ("qwen_svamp",)
+#: Runs whose signal is not resolved in small groups: their estimators are compared by variance alone.
+VARIANCES = ("qwen_mawps_by_block", "qwen_svamp")
 #: Checkpoints of reinforcement learning.
 STEPS = (0, 10, 20, 30, 40)
 EXPONENT, SHIFT = "curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta"

@@ -65,7 +65,9 @@ USED = {
     "embedded_zoo": (*_SIZES, "alpha_by_block", "success_bins"),
     "qwen_gsm8k": (*_SIZES, *_CURVES),
     "qwen_mawps_tokens": _TOKENS,
-    "qwen_svamp": (*_EACH, "alpha_by_block", "optimal_baselines", "variance_by_block"),
+    **dict.fromkeys(
+        ("qwen_mawps_by_block", "qwen_svamp"), (*_EACH, "alpha_by_block", "optimal_baselines", "variance_by_block")
+    ),
     "smollm2": (*_EACH, "alpha_by_block", "group_sizes"),
 }
 #: The run that README shows, and under which names: the methods that trainers offer.
