@@ -111,26 +111,36 @@ smollm2: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf  ## downlo
 
 FOUND := embedded embedded_resolved embedded_tokens embedded_temperature embedded_temperature_scored_at_1 \
 	embedded_metric embedded_mismatch embedded_reinforced embedded_zoo \
-	smollm2 qwen_mawps qwen_adam qwen_mismatch qwen_stale qwen_sampler qwen_1_5b qwen_mawps_tokens qwen_gsm8k
+	smollm2 qwen_mawps qwen_adam qwen_mismatch qwen_stale qwen_sampler qwen_1_5b qwen_mawps_tokens qwen_gsm8k \
+	qwen_svamp $(BY_PART)
+# Runs whose experiment differs from another by what is measured alone, and lies beside their numbers.
+BY_PART := embedded_layers embedded_resolved_layers embedded_tokens_layers qwen_mawps_by_block
 QWEN := models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf models/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf
 
 models/qwen2.5-coder-%b-instruct-q4_k_m.gguf: | $(VENV)/.base
 	@$(BIN)/hf download Qwen/Qwen2.5-Coder-$*B-Instruct-GGUF $(@F) --local-dir $(@D)
 
 data/%.jsonl:
-	@echo "$@ is missing: experiments/qwen_mawps.yaml and qwen_gsm8k.yaml say where these problems come from and which columns the file has" >&2; exit 1
+	@echo "$@ is missing: experiments/qwen_mawps.yaml, qwen_gsm8k.yaml and qwen_svamp.yaml say where these problems come from and which columns the file has" >&2; exit 1
 
 # The runs of docs/findings.md. Each goes on where it stopped; what needs no download comes first.
-findings: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(QWEN) data/mawps_singleop.jsonl data/gsm8k_test.jsonl  ## repeat the runs of docs/findings.md (hours; resumes), and write the pages
+findings: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(QWEN) data/mawps_singleop.jsonl data/gsm8k_test.jsonl data/svamp.jsonl  ## repeat the runs of docs/findings.md (hours; resumes), and write the pages
 	@$(PIP) --editable '.[gguf,tasks,trl]'
-	@set -e; for run in embedded embedded_resolved qwen_mawps qwen_gsm8k; do \
+	@set -e; for run in embedded embedded_resolved embedded_tokens embedded_zoo smollm2 qwen_mawps qwen_gsm8k qwen_svamp qwen_mawps_tokens qwen_1_5b; do \
 		$(BIN)/gradstats run $$run; \
+	done
+	@set -e; for run in $(BY_PART); do $(BIN)/gradstats run figures/$$run/experiment.yaml --out runs/$$run; done
+	@set -e; for run in embedded_resolved embedded_resolved_layers qwen_mawps qwen_gsm8k; do \
 		$(BIN)/gradstats ask runs/$$run curve "length_weighted(loo=True)" alpha=0:2:41; \
-		$(BIN)/gradstats ask runs/$$run optimal_baselines; \
 		$(BIN)/gradstats ask runs/$$run curve "asymmetric(loo=True)" delta=-0.5:0.5:41; \
 	done
-	@set -e; for run in embedded_zoo smollm2 qwen_1_5b; do $(BIN)/gradstats run $$run; done
-	@set -e; for run in embedded_tokens qwen_mawps_tokens; do $(BIN)/gradstats run $$run; $(BIN)/gradstats ask runs/$$run tokens; done
+	@set -e; for run in embedded embedded_layers embedded_resolved embedded_resolved_layers qwen_mawps qwen_gsm8k; do \
+		$(BIN)/gradstats ask runs/$$run optimal_baselines; \
+	done
+	@set -e; for run in embedded_tokens embedded_tokens_layers qwen_mawps_tokens; do $(BIN)/gradstats ask runs/$$run tokens; done
+	@set -e; for run in qwen_mawps_by_block qwen_svamp; do for size in 2 4; do \
+		$(BIN)/gradstats ask runs/$$run optimal_baselines --group-size $$size --out figures/group_sizes/$${run}_learned_$$size.csv; \
+	done; done
 	@$(BIN)/python -P experiments/reinforce_embedded_policy.py
 	@test -e models/qwen_second_moments.safetensors || $(BIN)/python -P experiments/second_moments.py
 	@set -e; for kind in int8 fp8 int4; do \
