@@ -130,7 +130,7 @@ findings: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(QWEN) d
 		$(BIN)/gradstats run $$run; \
 	done
 	@set -e; for run in $(BY_PART); do $(BIN)/gradstats run figures/$$run/experiment.yaml --out runs/$$run; done
-	@set -e; for run in embedded_resolved embedded_resolved_layers qwen_mawps qwen_gsm8k; do \
+	@set -e; for run in embedded embedded_resolved embedded_resolved_layers qwen_mawps qwen_gsm8k; do \
 		$(BIN)/gradstats ask runs/$$run curve "length_weighted(loo=True)" alpha=0:2:41; \
 		$(BIN)/gradstats ask runs/$$run curve "asymmetric(loo=True)" delta=-0.5:0.5:41; \
 	done
