@@ -49,7 +49,7 @@ STAMP = "drawn_from.json"
 #: What the pages say of each run, of group sizes, of tokens and of curves, with the answers that these include.
 _EACH = ("alpha", "length_scaling", "variance")
 _SIZES = (*_EACH, "group_sizes", "equivalent_group_size", "allocation")
-_TOKENS = (*_EACH, "tokens", "token_traces", "token_sample", "token_profiles")
+_TOKENS = ("tokens", "token_traces", "token_sample", "token_profiles")
 _CURVES = ("curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta")
 #: Runs of which pages and pictures use these answers alone: others are not copied.
 USED = {
@@ -61,10 +61,10 @@ USED = {
     ),
     "embedded_layers": (*_EACH, "optimal_baselines"),
     "embedded_resolved_layers": (*_SIZES, *_CURVES, "optimal_baselines"),
-    "embedded_tokens_layers": _TOKENS,
+    **dict.fromkeys(("embedded_tokens_layers", "qwen_tokens_layers"), _TOKENS),
     "embedded_zoo": (*_SIZES, "alpha_by_block", "success_bins"),
     "qwen_gsm8k": (*_SIZES, *_CURVES),
-    "qwen_mawps_tokens": _TOKENS,
+    "qwen_mawps_tokens": (*_EACH, *_TOKENS),
     **dict.fromkeys(
         ("qwen_mawps_by_block", "qwen_svamp"), (*_EACH, "alpha_by_block", "optimal_baselines", "variance_by_block")
     ),
