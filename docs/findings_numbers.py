@@ -37,7 +37,7 @@ SIZED = ("qwen_mawps", "qwen_gsm8k", "embedded_resolved", "embedded_resolved_lay
 #: Runs with curves along α and δ, and those with learned baselines.
 WITH_CURVES = SIZED
 LEARNED = ("qwen_mawps", "qwen_svamp", "embedded_resolved", "embedded_resolved_layers")
-#: Runs whose signal is not resolved in small groups: their estimators are compared by variance alone.
+#: Runs whose signal is hardly resolved in small groups: their estimators are compared by variance alone.
 VARIANCES = ("qwen_mawps_by_block", "qwen_svamp")
 #: Checkpoints of reinforcement learning.
 STEPS = (0, 10, 20, 30, 40)
@@ -112,8 +112,8 @@ def best_size(run: str) -> Number:
 
 
 def effective_prompts(run: str, label: str = "rloo") -> float:
-    """Return how many equally noisy prompts an estimator's variance rests on; NaN where it is not compared."""
-    found = rows(run, "variance", estimator=label)
+    """Return how many equally noisy prompts an estimator's variance rests on in the largest groups; NaN without."""
+    found = rows(run, "variance", estimator=label).sort_values("group_size", kind="stable")
     return float(found["n_effective_prompts"].iloc[-1]) if "n_effective_prompts" in found and len(found) else math.nan
 
 

@@ -68,7 +68,14 @@ from gradstats.stats.variance.inputs import (
 )
 from gradstats.stats.variance.moments import PromptMoments
 from gradstats.stats.variance.pools import PooledCompletions, multiple_of
-from gradstats.stats.variance.quantities import FEW_PROMPTS, NOT_NEGATIVE, OfEstimatedScale, fewest_carriers, in_metric
+from gradstats.stats.variance.quantities import (
+    FEW_PROMPTS,
+    NOT_NEGATIVE,
+    OfEstimatedScale,
+    fewest_carriers,
+    in_metric,
+    shown_below,
+)
 from gradstats.system.lazy_imports import mpl, pd
 
 if TYPE_CHECKING:
@@ -234,7 +241,7 @@ class Allocation(RemarkedResult):
         reference, noise = f"rloo with {self.reference_size}", format_estimate(ratio, low, high)
         if (best.estimator, best.group_size) == ("rloo", self.reference_size):
             return f"With {self.tokens:,.0f} tokens, no other split here has less noise than {reference}."
-        if not (high < 1.0 or low > 1.0):
+        if not (shown_below(low, high) or low > 1.0):
             lowest = f"the lowest noise is {noise} ({split})"
             return f"No split of {self.tokens:,.0f} tokens is shown to beat {reference}; {lowest}."
         tokens = f"{abs(1.0 - ratio):.0%} {'fewer' if ratio < 1.0 else 'more'} tokens than {reference}"

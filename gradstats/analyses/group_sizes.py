@@ -474,8 +474,8 @@ def variance_by_group_size(
         A :class:`GroupSizes`.
 
     Raises:
-        ValueError: for a batch-level estimator, as :func:`gradstats.compare`, and with ``group_size`` as
-            :func:`equivalent_group_size`.
+        ValueError: for a batch-level estimator, for a size that no prompt has, as :func:`gradstats.compare`, and with
+            ``group_size`` as :func:`equivalent_group_size`.
 
     Example:
         >>> import numpy as np
@@ -496,7 +496,7 @@ def variance_by_group_size(
     sizes = powers_of_two(int(of_prompts.min()))
     if wrong := [one for one in group_sizes or () if not 1 <= one <= of_prompts.max()]:
         raise ValueError(
-            f"group_sizes={wrong[0]} must lie between 1 and the {of_prompts.max()} completions of a prompt"
+            f"group_sizes={wrong[0]}: choose from 1 to the {of_prompts.max()} completions of a prompt, or sample more"
         )
     equivalents, best, notes, size = [], None, [], max(sizes, default=0) // 2
     if group_size is not None:  # refused before the comparison, which takes longer

@@ -272,7 +272,7 @@ def run_command(command: Callable[..., Any], prog: str, words: Sequence[str]) ->
 
 
 def _given_once(words: Sequence[str]) -> list[str]:
-    """Return words in which no option stands twice, as tyro would read the last one alone; NAME=VALUE are joined.
+    """Return words in which no option stands twice, of which tyro would read the last alone; NAME=VALUE are joined.
 
     >>> _given_once(["run", "--set", "prompts.n=4", "--notes", "--set", "sampling.seed=1"])
     ['run', '--set', 'prompts.n=4', 'sampling.seed=1', '--notes']
@@ -290,7 +290,7 @@ def _given_once(words: Sequence[str]) -> list[str]:
         first = found.setdefault(option, entry)
         if first is entry or first == entry:
             continue
-        if not all("=" in word for word in (*first[1:], *entry[1:])) or "=" in first[0] + entry[0]:
+        if not all(re.match(r"[\w.]+=", word) for word in (*first[1:], *entry[1:])) or "=" in first[0] + entry[0]:
             raise ValueError(f"{option} is given twice, as {' '.join(first)!r} and {' '.join(entry)!r}: give it once")
         first.extend(entry[1:])
     return [*entries[0], *(word for entry in found.values() for word in entry)]

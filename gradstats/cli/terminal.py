@@ -172,7 +172,7 @@ def show_notes(notes: Iterable[str]) -> None:
 def hidden_content_hint(n_notes: int, notes: bool, everything: bool, levels: Mapping[str, float]) -> list[str]:
     """Return a line on intervals that are not of the usual level, and on what the first screen leaves out.
 
-    Levels are by what their intervals are of, if that is to be said, as it is where they differ.
+    The keys of levels say what their intervals are of, which is shown where levels differ; "" says nothing.
     """
     from gradstats.analyses.numbers import percent
     from gradstats.config.options import CONFIDENCE_LEVEL

@@ -399,8 +399,7 @@ def test_an_answer_that_a_run_leaves_out_is_replaced_by_asking_again(monkeypatch
         assert (code, err) == (0, "")
         assert saved_answer(tmp_path / "run", "curve_rloo_group_size").about["computed_with"]["rewards"] == rewards
     code, out, err = run(monkeypatch, capsys, *words, "--confidence-level", 0.8)
-    assert (code, "80% intervals" in out) == (0, True)
-    assert "this answer is shown and not saved" in joined(err)
+    assert (code, "80% intervals" in out) == (1, True)
     assert "replace it with --overwrite" in joined(err)
     assert saved_answer(tmp_path / "run", "curve_rloo_group_size").about["confidence_level"] == 0.95
 

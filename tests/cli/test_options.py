@@ -57,7 +57,9 @@ def test_group_sizes_that_are_not_integers_are_explained(capsys, words):
 
 
 def test_an_option_that_is_given_twice_is_joined_or_refused(refused):
-    words = ("run", "embedded", "--dry-run", "--set", "prompts.n=5", "--set", "prompts.nn=2", "--set=sampling.seed=1")
+    words = ("run", "embedded", "--dry-run", "--set", "prompts.nn=5", "--set", "prompts.n=2", "--set=sampling.seed=1")
     assert "no setting 'nn'" in refused(*words)
+    words = ("ask", "runs/r", "variance", "--estimators", "grpo(a=1)", "--estimators", "grpo(a=2)")
+    assert "--estimators is given twice" in refused(*words)
     said = "--seed is given twice, as '--seed 1' and '--seed=2': give it once"
     assert said in refused("sample", "embedded", "--seed", "1", "--seed=2")
