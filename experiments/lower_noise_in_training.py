@@ -234,6 +234,17 @@ def results(runs: Path) -> dict[str, pd.DataFrame]:
     return {"steps": pd.DataFrame(found), "stale": pd.DataFrame(stale)}
 
 
+def rows(steps: pd.DataFrame) -> list[str]:
+    """Return the rows of docs/training.md: steps over those of the reference, and as predicted."""
+    return [
+        f"| `{one['arm'].rpartition('_')[0]}`, {one['arm'].rpartition('_')[2]} "
+        f"| {one['ratio']:.2f} [{one['ratio_low']:.2f}, {one['ratio_high']:.2f}] "
+        f"| {one['predicted_layers']:.2f} | {one['predicted_all']:.2f} |"
+        for one in steps.to_dict("records")
+        if one["arm"] != REFERENCE.name
+    ]
+
+
 def measured_paths(runs: Path) -> dict[str, Path]:
     """Return where the critical batches at step 0 are kept, by the parameters that are measured."""
     return {name: runs / f"critical_batch_{name}.csv" for name in ("all", "layers")}

@@ -1,11 +1,14 @@
 """Training by estimator: what stale completions are drawn with, and the tables of runs that have ended."""
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_completions_are_drawn_with_older_weights_and_the_present_ones_return(script):
@@ -42,3 +45,13 @@ def test_tables_pair_the_runs_of_a_seed_and_predict_from_step_0(script, tmp_path
     # √(1 + B*/B) of 32 prompts, and of 16, over that of the reference, 2.
     assert steps["predicted_layers"].tolist() == pytest.approx([1.0, math.sqrt(2) / 2, math.sqrt(8) / 2, 0.5])
     assert tables["stale"]["last"].tolist() == [1.0]
+
+
+def test_the_page_states_the_committed_steps_and_its_verdict(script):
+    steps = pd.read_csv(ROOT / "figures" / "lower_noise_training" / "steps.csv")
+    page = (ROOT / "docs" / "training.md").read_text("utf-8")
+    assert [row for row in script.rows(steps) if row not in page] == []
+    arms = steps.set_index("arm").drop(script.REFERENCE.name)
+    assert (arms["pairs"] == script.SEEDS).all()
+    assert arms["predicted_layers"].between(arms["ratio_low"], arms["ratio_high"]).all()
+    assert arms.loc["reinforce_2", "predicted_all"] > arms.loc["reinforce_2", "ratio_high"]
