@@ -374,7 +374,9 @@ class _Projector:
 
             def keep(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
                 entered.append(inputs[0])
-                return (inputs[0][:, :1], *inputs[1:])  # the logits are not needed
+                # The logits are not needed: one position of plain states, since along directions a product in bfloat16
+                # copies the output embedding for each of them.
+                return (self._gradients.hidden[:, :1], *inputs[1:])
 
             factors = {name: Factors(*pair) for name, pair in pairs.items()}
             forget_lengths(self._policy.model)
