@@ -114,12 +114,12 @@ def test_no_direction_passes_the_output_embedding_where_it_does_not_move(rollout
     model, seen = tiny_model("qwen2"), []
 
     def keep(_module, inputs, _output):
-        seen.append((torch._C._functorch.is_batchedtensor(inputs[0]), inputs[0].shape[1]))
+        seen.append((torch._C._functorch.is_functorch_wrapped_tensor(inputs[0]), inputs[0].shape[1]))
 
     model.lm_head.register_forward_hook(keep)
     gradients.measure(model, rollouts, params="layers", sketch_dim=None, token_probes=2, progress=False)
     assert 1 in {positions for _, positions in seen}  # the passes along directions need no logits
-    assert not any(batched for batched, _ in seen)
+    assert not any(moving for moving, _ in seen)
 
 
 def test_projections_depend_neither_on_chunks_nor_on_shards_nor_on_directions_at_once(monkeypatch):
