@@ -8,6 +8,7 @@ from gradient_models import any_model, lora_model
 from metrics import random_metric
 from token_gradients import directions, flat, token_gradients
 from torch import nn
+from torch.autograd.forward_ad import unpack_dual
 from torch.func import functional_call, jvp
 from transformers.pytorch_utils import Conv1D
 
@@ -114,7 +115,7 @@ def test_no_direction_passes_the_output_embedding_where_it_does_not_move(rollout
     model, seen = tiny_model("qwen2"), []
 
     def keep(_module, inputs, _output):
-        seen.append((torch._C._functorch.is_functorch_wrapped_tensor(inputs[0]), inputs[0].shape[1]))
+        seen.append((unpack_dual(inputs[0]).tangent is not None, inputs[0].shape[1]))
 
     model.lm_head.register_forward_hook(keep)
     gradients.measure(model, rollouts, params="layers", sketch_dim=None, token_probes=2, progress=False)
