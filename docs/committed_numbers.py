@@ -13,6 +13,7 @@ from scipy import stats
 
 from gradstats import data
 from gradstats.stats import alpha_difference, fit_length_scaling
+from gradstats.stats.variance.quantities import digits_for
 
 FIGURES = Path(__file__).parents[1] / "figures"
 UNRESOLVED = "not resolved"
@@ -118,7 +119,7 @@ class Number(NamedTuple):
     @property
     def _decimals(self) -> int:
         half = (self.high - self.low) / 2.0 if math.isfinite(self.high) else self.value - self.low
-        return max(0, 1 - math.floor(math.log10(half))) if half > 0.0 else 12
+        return max(0, digits_for(half)) if half > 0.0 else 12
 
     def _fixed(self, number: float) -> str:
         decimals = self._decimals

@@ -75,8 +75,8 @@ _TOLERANCES_OF_PARTS = {torch.float64: 1e-5, torch.float32: 1e-2, torch.bfloat16
 #: What the deviation of ‖S‖² is called.
 _WHOLE = "the squared norm of the whole gradient"
 # Deviations of a parameter are relative to its own ‖S‖², or to this share of the whole where that is more. In bfloat16
-# a sequence may differ between a batch and alone by more than a small matrix: on a CPU in bfloat16, one of
-# Qwen2.5-0.5B's with 0.08 % of ‖S‖² alone had 0.18 % beside three others, where ‖S‖² itself was 3 % larger.
+# a small matrix may differ by rounding alone between a batch and a sequence alone: on a CPU one of Qwen2.5-0.5B's with
+# 0.08 % of ‖S‖² alone had 0.18 % beside three other sequences, where ‖S‖² itself was 3 % larger.
 _LEAST_SHARE = {torch.float64: 1e-12, torch.float32: 1e-8, torch.bfloat16: 5e-3, torch.float16: 1e-3}
 # Deviations of token quantities are relative to the largest of the sequence, or to this where that is more.
 _LEAST_TOKEN = {torch.float64: 1e-4, torch.float32: 1e-2, torch.bfloat16: 1.0, torch.float16: 1.0}
