@@ -404,6 +404,15 @@ def test_an_answer_that_a_run_leaves_out_is_replaced_by_asking_again(monkeypatch
     assert saved_answer(tmp_path / "run", "curve_rloo_group_size").about["confidence_level"] == 0.95
 
 
+def test_an_answer_is_saved_before_its_reader_may_leave(monkeypatch, capsys, measured, tmp_path):
+    def leave(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("gradstats.cli.ask._show", leave)
+    run(monkeypatch, capsys, "ask", measured, "group_sizes", "rloo", "--out", tmp_path / "sizes.csv")
+    assert (tmp_path / "sizes.csv").exists()
+
+
 def test_variance_by_block(answered, measured, tmp_path):
     known = gs.read_measurement(measured)
     parts = np.stack([np.sqrt(share) * known.sketches for share in (0.25, 0.75)], axis=1)
