@@ -318,7 +318,8 @@ class Analysis(_Tabulated):
                 known = f"did you mean {near[0]}?" if near else f"it has {', '.join(self.settings) or 'none'}"
                 raise ValueError(f"there is no setting {name!r}: {known}")
         if self.in_run is None:
-            missing = [name for name in self.required if name in self.settings and name not in settings]
+            needed = [name for name in self.required if name in self.settings and name != "estimators"]
+            missing = [name for name in needed if name not in settings]
             if missing:
                 raise ValueError(f"{' and '.join(missing)} must be given")
         hints = self.hints
@@ -447,6 +448,8 @@ def _shared(analysis: Analysis, section: VarianceSection, settings: Mapping[str,
     if analysis.in_run is not None:
         return {}
     compared = ("reference", "target", "seed", "prompts_per_batch", "max_grad_norm", "n_resamples")
+    # Without a rule of its own a question takes all estimators of the run, and says which it leaves out and why.
+    compared += ("estimators",) if "estimators" in analysis.required else ()
     names = [name for name in analysis.settings if name in compared and name not in settings]
     return {analysis.settings[name]: getattr(section, name) for name in names}
 

@@ -79,6 +79,12 @@ def log(
     answers, missing = _answers(read, asked, confidence_level, command)
     declared = {name: registry.get(name) for name in answers}
     said = list(dict.fromkeys([*(note for answer in answers.values() for note in answer.notes), *missing]))
+    # Saved first, as `gradstats ask` does: what reads the screen may end early.
+    written, not_saved = [], None
+    try:
+        written = _written(answers, read.name, figures, out, overwrite)
+    except Exception as error:
+        not_saved = error
     if as_json:
         entries = {name: terminal.answer_entries(answer, declared[name]) for name, answer in answers.items()}
         terminal.print_json({LOG: read.summary(), "notes": said, "answers": entries})
@@ -109,7 +115,8 @@ def log(
         if notes:
             terminal.show_notes(said)
         sys.stdout.flush()
-    written = _written(answers, read.name, figures, out, overwrite)
+    if not_saved is not None:
+        raise not_saved
     if written and not as_json:
         terminal.show([f"  → {path}" for path in written])
 

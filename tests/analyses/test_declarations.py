@@ -15,6 +15,9 @@ from command_line import run
 from probed_policies import MANY_DIRECTIONS, probed
 
 from gradstats.analyses import registry
+from gradstats.config.experiment import Experiment
+from gradstats.config.sections import VarianceSection
+from gradstats.measurement.measurement import read_measurement
 from gradstats.report.analysis_tables import table_of
 from gradstats.report.columns import INDEX
 from gradstats.report.saved_results import read_results
@@ -180,3 +183,17 @@ def test_the_questions_are_listed_and_the_nearest_is_proposed(folder, monkeypatc
     code, _, err = run(monkeypatch, capsys, "ask", folder, "sucess-bins")
     assert code == 1
     assert "there is no question 'sucess-bins': did you mean success_bins?" in " ".join(err.split())
+
+
+def test_a_run_asks_of_blocks_about_its_own_estimators_unless_others_are_named(folder):
+    question, measured = registry.get("variance_by_block"), read_measurement(folder)
+    section = VarianceSection(estimators=["grpo", "rloo"], reference="grpo")
+    prompts = {"source": "embedded", "n": 8}
+    experiment = Experiment(name="blocks", policy={"name": "embedded"}, prompts=prompts, variance=section)
+    for settings, expected in (({}, ["grpo", "rloo"]), ({"estimators": ["reinforce"]}, ["reinforce"])):
+        question.refuse_settings(settings, experiment)
+        with warnings.catch_warnings():  # the data are few
+            warnings.simplefilter("ignore")
+            _, found = question.answer_in_run(measured, experiment, settings)
+        assert sorted(set(found.frame["estimator"])) == expected
+        assert found.about["reference"] == "grpo"

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from command_line import run
 
 from gradstats.analyses import registry
 from gradstats.analyses.plan import plan
@@ -63,6 +64,16 @@ def test_the_screen_the_json_and_the_page_are_of_the_same_answers(answered, fold
     assert list(found["answers"]) == [*registry.OF_LOGS]
     assert found["answers"]["drift"]["sentence"] == answers["drift"].sentence
     assert len(found["answers"]["silent_groups"]["rows"]) == len(answers["silent_groups"].frame)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_answers_are_saved_before_their_reader_may_leave(monkeypatch, capsys, folder, tmp_path):
+    def leave(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("gradstats.cli.terminal.show", leave)
+    run(monkeypatch, capsys, "log", folder, "--out", tmp_path / "answers")
+    assert Answer.read(tmp_path / "answers" / "tables" / "log_noise").sentence
 
 
 @pytest.mark.filterwarnings("ignore")
