@@ -114,7 +114,7 @@ FOUND := embedded embedded_resolved embedded_tokens embedded_temperature embedde
 	smollm2 qwen_mawps qwen_adam qwen_mismatch qwen_stale qwen_sampler qwen_1_5b qwen_mawps_tokens qwen_gsm8k \
 	qwen_svamp $(BY_PART)
 # Runs whose experiments, near to those of others, lie beside their numbers.
-BY_PART := embedded_layers embedded_resolved_layers embedded_tokens_layers qwen_mawps_by_block
+BY_PART := embedded_layers embedded_resolved_layers embedded_tokens_layers qwen_mawps_tokens_layers qwen_mawps_by_block
 QWEN := models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf models/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf
 
 models/qwen2.5-coder-%b-instruct-q4_k_m.gguf: | $(VENV)/.base
@@ -137,7 +137,7 @@ findings: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(QWEN) d
 	@set -e; for run in embedded embedded_layers embedded_resolved embedded_resolved_layers qwen_mawps qwen_gsm8k; do \
 		$(BIN)/gradstats ask runs/$$run optimal_baselines; \
 	done
-	@set -e; for run in embedded_tokens embedded_tokens_layers qwen_mawps_tokens; do $(BIN)/gradstats ask runs/$$run tokens; done
+	@set -e; for run in embedded_tokens embedded_tokens_layers qwen_mawps_tokens qwen_mawps_tokens_layers; do $(BIN)/gradstats ask runs/$$run tokens; done
 	@set -e; for run in qwen_mawps_by_block qwen_svamp; do for size in 2 4; do \
 		$(BIN)/gradstats ask runs/$$run optimal_baselines --group-size $$size --overwrite --out figures/group_sizes/$${run}_learned_$$size.csv; \
 	done; done

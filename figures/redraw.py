@@ -61,7 +61,7 @@ USED = {
     ),
     "embedded_layers": (*_EACH, "optimal_baselines"),
     "embedded_resolved_layers": (*_SIZES, *_CURVES, "optimal_baselines"),
-    "embedded_tokens_layers": _TOKENS,
+    **dict.fromkeys(("embedded_tokens_layers", "qwen_mawps_tokens_layers"), ("tokens",)),
     "embedded_zoo": (*_SIZES, "alpha_by_block", "success_bins"),
     "qwen_gsm8k": (*_SIZES, *_CURVES),
     "qwen_mawps_tokens": (*_EACH, *_TOKENS),
