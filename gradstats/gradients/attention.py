@@ -152,10 +152,13 @@ def refuse_long_sequences(policy: Policy, rollouts: Rollouts) -> None:
 def forget_lengths(model: nn.Module) -> None:
     """Restore the original factors, which a longer sequence has replaced: results must not depend on earlier ones."""
     for one in _dependences(model):
+        if not one.dynamic:
+            continue
         name = f"{one.prefix}max_seq_len_cached"
-        if one.dynamic and int(getattr(one.module, name, one.limit)) != one.limit:
-            original = getattr(one.module, f"{one.prefix}original_inv_freq")
-            now = getattr(one.module, f"{one.prefix}inv_freq")
+        original = getattr(one.module, f"{one.prefix}original_inv_freq")
+        now = getattr(one.module, f"{one.prefix}inv_freq")
+        # The factors are compared as well, since transformers 5.10 does not keep the length that they are of.
+        if int(getattr(one.module, name, one.limit)) != one.limit or not torch.equal(now, original.to(now)):
             one.module.register_buffer(f"{one.prefix}inv_freq", original.to(now.device), persistent=False)
             setattr(one.module, name, one.limit)
 

@@ -1,5 +1,7 @@
 """Layers that run again in the backward pass: the same numbers, and which layers and chunks they are."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ import gradstats.gradients as gradients
 from gradstats.gradients.memory import ActivationSize
 from gradstats.gradients.recompute import RecomputeRule, recomputed_layers, why_not_twice
 from gradstats.policy.policy import Policy
+from gradstats.system.environment import installed
 
 MODELS = {
     "untied": lambda: any_model("qwen2"),
@@ -36,6 +39,8 @@ WITH = [
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 @pytest.mark.parametrize(("name", "engine", "sketch_dim"), WITH)
 def test_measurements_are_the_same(name, engine, sketch_dim):
+    if (name, engine) == ("shared layers", "ghost") and installed("transformers").startswith("5.10."):
+        pytest.skip("its Zamba2 mixes the sequences of a batch, which the self-check refuses")
     model, rollouts = MODELS[name](), ragged_rollouts(4, masked=True)
     options = {"blocks": "parameter", "engine": engine, "sketch_dim": sketch_dim, "progress": False}
     options["params"] = r"layers\.1.*norm" if name == "last norms" else None
@@ -91,7 +96,7 @@ def test_a_layer_with_dropout_is_refused_by_name_and_can_be_switched_to_evaluati
 
 def test_layers_that_share_keys_and_values_through_an_object_do_not_run_again():
     model = small_model("gemma4_text")
-    assert "may exchange tensors with others through KVSharingDict" in why_not_twice(model)
+    assert re.search(r"may exchange tensors with others through (KVSharing|User)Dict", why_not_twice(model))
     assert not RecomputeRule(Policy(model), memory_gib=1e-12)(1, 50)
 
 

@@ -218,7 +218,8 @@ def test_a_node_that_does_not_see_the_run_directory_says_so(tmp_path, monkeypatc
         ),
     ],
 )
-def test_settings_that_nothing_follows_are_refused(settings, message):
+def test_settings_that_nothing_follows_are_refused(monkeypatch, settings, message):
+    monkeypatch.setattr("gradstats.runs.validate.installed", lambda name: name)
     with pytest.raises(ValueError, match=message):
         require_execution(ExecutionSection(**settings))
 

@@ -199,7 +199,9 @@ class _Segments:
 
 
 # What transformers' decorator ``use_experts_implementation`` sets; every implementation of the experts goes by it.
-_FLAGS = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm", "_is_expert_parallel", "_apply_gate")
+_FLAGS = ("has_gate", "has_bias", "is_transposed", "_apply_gate")
+# What newer versions of transformers say of some experts.
+_EXCEPTIONS = ("has_post_expert_norm", "_is_expert_parallel")
 
 
 @dataclass(frozen=True)
@@ -230,7 +232,7 @@ class ExpertsLayer:
         if not all(hasattr(module, flag) for flag in _FLAGS) or "forward" in vars(module):
             return False
         experts, is_dispatched = cast("Any", module), hasattr(type(module).forward, "__wrapped__")
-        if experts.has_post_expert_norm or experts._is_expert_parallel:
+        if any(getattr(experts, flag, False) for flag in _EXCEPTIONS):
             return False
         if not is_dispatched or len(_arguments(module)) != 3:
             return False

@@ -83,7 +83,9 @@ def test_some_parameters_alone(params):
 
 def test_an_index_beyond_the_last_expert_stands_for_none():
     model, rollouts = small_model("qwen3_moe", experts="eager"), ragged_rollouts(4)
-    router = model.model.layers[0].mlp.gate
+    router, experts = model.model.layers[0].mlp.gate, model.model.layers[0].mlp.experts
+    if not hasattr(experts, "_is_expert_parallel"):
+        pytest.skip("this version of transformers refuses such an index itself")
 
     def skip(_module, _inputs, output):
         logits, scores, chosen = output
