@@ -8,6 +8,7 @@ at step 0, in all parameters and in the layers alone: where the two differ, trai
 
 With AsymRE (Arnal et al., 2506.20520) completions are drawn with the weights of 8 steps before, without a ratio that
 corrects for it, and the baseline is the group's mean plus δ. The paper has δ < 0 stable, and training collapse above.
+These runs learn at twice the rate; with δ = 0 others do so from present completions, which tells age from rate.
 
 ``python experiments/lower_noise_in_training.py`` resumes: each run leaves one file when it ends, and each measurement.
 Run it again, or with ``--dry-run``, to see what is missing. What it finds holds of this policy.
@@ -41,28 +42,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Arm:
-    """What a run learns with: an estimator, the problems and completions of a step, and how old the completions are."""
+    """What a run learns with: an estimator, the problems and completions of a step, and how old the completions are.
+
+    Runs that compare estimators have no ``lag``: they learn from present completions, and end at the target.
+    """
 
     label: str
     prompts: int
     group_size: int
-    lag: int = 0
+    lag: int | None = None
 
     @property
     def name(self) -> str:
         """The arm as a file is named."""
-        return f"{self.label}_{self.group_size}"
+        return f"{self.label}_{self.group_size}" + ("" if self.lag is None else f"_{self.lag}")
 
 
 REFERENCE = Arm("rloo", 32, 2)
 ON_POLICY = (REFERENCE, Arm("james_stein", 32, 2), Arm("reinforce", 32, 2), Arm("rloo", 16, 4))
-STALE = tuple(Arm(f"asymmetric(delta={delta})", 16, 4, lag=8) for delta in (-0.2, 0.0, 0.2))
+BY_AGE = tuple(
+    Arm(f"asymmetric(delta={delta})", 16, 4, lag) for delta, lag in ((-0.2, 8), (0.0, 8), (0.2, 8), (0.0, 0))
+)
 SEEDS = 6
 #: Mean reward at which a run on-policy ends, over so many steps.
 TARGET, WINDOW = 0.85, 8
-#: Most steps of a run on-policy, and the steps of one with stale completions.
-MOST_STEPS, STALE_STEPS = 120, 60
-LEARNING_RATE, STALE_LEARNING_RATE = 3e-4, 6e-4
+#: Most steps of a run that ends at the target, and the steps of one with completions of a given age.
+MOST_STEPS, STEPS_BY_AGE = 120, 60
+LEARNING_RATE, LEARNING_RATE_BY_AGE = 3e-4, 6e-4
 #: Problems that are measured at step 0, with 8 completions each.
 MEASURED = 1000
 #: Seconds of a step on an idle core, of which ``--dry-run`` computes where no run has ended yet.
@@ -130,7 +136,7 @@ def train(arm: Arm, seed: int, steps: int, scratch: Path) -> pd.DataFrame:
         max_completion_length=200,
         max_steps=steps,
         save_strategy="no",
-        learning_rate=STALE_LEARNING_RATE if arm.lag else LEARNING_RATE,
+        learning_rate=LEARNING_RATE if arm.lag is None else LEARNING_RATE_BY_AGE,
         lr_scheduler_type="constant",
         loss_type="dr_grpo",
         scale_rewards="none",
@@ -143,7 +149,7 @@ def train(arm: Arm, seed: int, steps: int, scratch: Path) -> pd.DataFrame:
         disable_tqdm=True,
         seed=seed,
     )
-    watched = Watched(f"{arm.name}, seed {seed}", ends=not arm.lag)
+    watched = Watched(f"{arm.name}, seed {seed}", ends=arm.lag is None)
     trainer = GRPOTrainer(
         model=policy.model,
         args=settings,
@@ -192,10 +198,10 @@ def steps_taken(run: pd.DataFrame) -> float:
 
 
 def results(runs: Path) -> dict[str, pd.DataFrame]:
-    """Return tables of the runs that have ended: on-policy steps against predictions, and rewards of stale runs."""
-    ended = {(arm, seed): runs / f"{arm.name}_{seed}.csv" for arm in (*ON_POLICY, *STALE) for seed in range(SEEDS)}
+    """Return tables of the runs that have ended: on-policy steps against predictions, and rewards by age."""
+    ended = {(arm, seed): runs / f"{arm.name}_{seed}.csv" for arm in (*ON_POLICY, *BY_AGE) for seed in range(SEEDS)}
     ended = {key: pd.read_csv(path) for key, path in ended.items() if path.exists()}
-    steps = {(arm.name, seed): steps_taken(run) for (arm, seed), run in ended.items() if not arm.lag}
+    steps = {(arm.name, seed): steps_taken(run) for (arm, seed), run in ended.items() if arm.lag is None}
     tables = {params: pd.read_csv(path) for params, path in measured_paths(runs).items() if path.exists()}
     expected = {name: predicted(table) for name, table in tables.items()}
     found = []
@@ -220,7 +226,7 @@ def results(runs: Path) -> dict[str, pd.DataFrame]:
             }
             | {f"predicted_{name}": one[arm.name] for name, one in expected.items()}
         )
-    stale = [
+    rewards = [
         {
             "arm": arm.name,
             "seed": seed,
@@ -229,9 +235,9 @@ def results(runs: Path) -> dict[str, pd.DataFrame]:
             "last": run["reward"].iloc[-WINDOW:].mean(),
         }
         for (arm, seed), run in ended.items()
-        if arm.lag
+        if arm.lag is not None
     ]
-    return {"steps": pd.DataFrame(found), "stale": pd.DataFrame(stale)}
+    return {"steps": pd.DataFrame(found), "by_age": pd.DataFrame(rewards)}
 
 
 def rows(steps: pd.DataFrame) -> list[str]:
@@ -243,6 +249,17 @@ def rows(steps: pd.DataFrame) -> list[str]:
         for one in steps.to_dict("records")
         if one["arm"] != REFERENCE.name
     ]
+
+
+def rows_by_age(rewards: pd.DataFrame) -> list[str]:
+    """Return the rows of docs/training.md on stale completions: mean rewards, with the lowest and highest of a seed."""
+    found = []
+    for arm in BY_AGE:
+        of_arm = rewards[rewards["arm"] == arm.name]
+        cells = [f"{of_arm[at].mean():.2f} ({of_arm[at].min():.2f}–{of_arm[at].max():.2f})" for at in ("best", "last")]
+        shift = arm.label.partition("=")[2].rstrip(")").replace("-", "−")
+        found.append(f"| {shift} | {arm.lag} | {' | '.join(cells)} |")
+    return found
 
 
 def measured_paths(runs: Path) -> dict[str, Path]:
@@ -262,11 +279,11 @@ def main(
         out: folder of the tables.
         dry_run: state what is missing and the time that it takes, and do nothing.
     """
-    plan = [(arm, seed) for seed in range(SEEDS) for arm in (*ON_POLICY, *STALE)]
+    plan = [(arm, seed) for seed in range(SEEDS) for arm in (*ON_POLICY, *BY_AGE)]
     missing = [(arm, seed) for arm, seed in plan if not (runs / f"{arm.name}_{seed}.csv").exists()]
     taken = [pd.read_csv(path).iloc[-1] for path in runs.glob("*_[0-9].csv")]
     of_step = np.mean([last["seconds"] / last["step"] for last in taken]) if taken else SECONDS_OF_STEP
-    most = sum(STALE_STEPS if arm.lag else MOST_STEPS for arm, _ in missing) * of_step / 3600
+    most = sum(MOST_STEPS if arm.lag is None else STEPS_BY_AGE for arm, _ in missing) * of_step / 3600
     print(f"{len(missing)} of {len(plan)} runs to go, at most {most:.1f} hours at {of_step:.1f} s a step")
     if dry_run:
         return
@@ -278,7 +295,7 @@ def main(
             write_csv(path, critical_batches(None if name == "all" else name, MEASURED))
     for count, (arm, seed) in enumerate(missing, 1):
         print(f"run {count} of {len(missing)}", flush=True)
-        found = train(arm, seed, STALE_STEPS if arm.lag else MOST_STEPS, runs / "scratch")
+        found = train(arm, seed, MOST_STEPS if arm.lag is None else STEPS_BY_AGE, runs / "scratch")
         write_csv(runs / f"{arm.name}_{seed}.csv", found)
         for name, table in results(runs).items():
             out.mkdir(parents=True, exist_ok=True)

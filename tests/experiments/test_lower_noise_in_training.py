@@ -33,7 +33,7 @@ def test_tables_pair_the_runs_of_a_seed_and_predict_from_step_0(script, tmp_path
     for seed, (one, other) in enumerate([(34, 14), (34, 4)]):
         save(reference, seed, one)
         save(james_stein, seed, other)
-    save(script.STALE[0], 0, 0)
+    save(script.BY_AGE[0], 0, 0)
     noise = {reference.name: 96.0, james_stein.name: 32.0, "reinforce_2": 224.0, fours.name: 0.0}
     critical = pd.DataFrame({"arm": noise.keys(), "noise_to_signal": noise.values()})
     critical.to_csv(script.measured_paths(tmp_path)["layers"], index=False)
@@ -44,7 +44,7 @@ def test_tables_pair_the_runs_of_a_seed_and_predict_from_step_0(script, tmp_path
     assert steps.loc[fours.name, "pairs"] == 0
     # √(1 + B*/B) of 32 prompts, and of 16, over that of the reference, 2.
     assert steps["predicted_layers"].tolist() == pytest.approx([1.0, math.sqrt(2) / 2, math.sqrt(8) / 2, 0.5])
-    assert tables["stale"]["last"].tolist() == [1.0]
+    assert tables["by_age"]["last"].tolist() == [1.0]
 
 
 def test_the_page_states_the_committed_steps_and_its_verdict(script):
@@ -55,3 +55,13 @@ def test_the_page_states_the_committed_steps_and_its_verdict(script):
     assert (arms["pairs"] == script.SEEDS).all()
     assert arms["predicted_layers"].between(arms["ratio_low"], arms["ratio_high"]).all()
     assert arms.loc["reinforce_2", "predicted_all"] > arms.loc["reinforce_2", "ratio_high"]
+
+
+def test_the_page_states_the_committed_rewards_by_age_and_their_verdict(script):
+    rewards = pd.read_csv(ROOT / "figures" / "lower_noise_training" / "by_age.csv")
+    page = (ROOT / "docs" / "training.md").read_text("utf-8")
+    assert [row for row in script.rows_by_age(rewards) if row not in page] == []
+    ends = {name: seeds["last"] for name, seeds in rewards.groupby("arm")}
+    shifted, centred, raised, present = (ends[arm.name] for arm in script.BY_AGE)
+    assert {len(seeds) for seeds in ends.values()} == {script.SEEDS}
+    assert min(shifted.min(), present.min()) > 0.8 > max(centred.max(), raised.max())
