@@ -35,7 +35,7 @@ NAMES = {
     "embedded_zoo_stale": "embedded-240, stale",
     "zoo": "embedded-240",
     "qwen_mawps_tokens": "Qwen-0.5B on MAWPS",
-    "qwen_mawps_tokens_layers": "Qwen-0.5B on MAWPS, layers",
+    "qwen_mawps_tokens_layers": "Qwen-0.5B on MAWPS, layers, 16 bits",
     "embedded_tokens": "embedded",
     "embedded_tokens_layers": "embedded, layers",
 }

@@ -8,7 +8,8 @@ at step 0, in all parameters and in the layers alone: where the two differ, trai
 
 With AsymRE (Arnal et al., 2506.20520) completions are drawn with the weights of 8 steps before, without a ratio that
 corrects for it, and the baseline is the group's mean plus δ. The paper has δ < 0 stable, and training collapse above.
-These runs learn at twice the rate; with δ = 0 others do so from present completions, which tells age from rate.
+These runs learn at twice the rate; runs with δ = 0 and present completions at that rate separate the effect of age from
+that of the rate.
 
 ``python experiments/lower_noise_in_training.py`` resumes: each run leaves one file when it ends, and each measurement.
 Run it again, or with ``--dry-run``, to see what is missing. What it finds holds of this policy.
@@ -252,7 +253,7 @@ def rows(steps: pd.DataFrame) -> list[str]:
 
 
 def rows_by_age(rewards: pd.DataFrame) -> list[str]:
-    """Return the rows of docs/training.md on stale completions: mean rewards, with the lowest and highest of a seed."""
+    """Return the rows of docs/training.md by age of completions: mean rewards, and the range over seeds."""
     found = []
     for arm in BY_AGE:
         of_arm = rewards[rewards["arm"] == arm.name]

@@ -448,8 +448,6 @@ def _shared(analysis: Analysis, section: VarianceSection, settings: Mapping[str,
     if analysis.in_run is not None:
         return {}
     compared = ("reference", "target", "seed", "prompts_per_batch", "max_grad_norm", "n_resamples")
-    # Without a rule of its own a question takes all estimators of the run, and says which it leaves out and why.
-    compared += ("estimators",) if "estimators" in analysis.required else ()
     names = [name for name in analysis.settings if name in compared and name not in settings]
     return {analysis.settings[name]: getattr(section, name) for name in names}
 

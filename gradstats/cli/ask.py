@@ -277,18 +277,14 @@ def _answer(analysis: Analysis, label: str, given: Mapping[str, Any], named: Map
         said = found.sentences() if hasattr(found, "sentences") else ()
         said = [one for one in said if not answer.sentence.startswith(one.removesuffix("."))]
         answer = replace(answer, question=label, notes=tuple(dict.fromkeys([*said, *answer.notes])))
-        # Saved first, since what reads the screen may end early; an answer that cannot be saved is shown all the same.
-        paths, not_saved = [], None
         try:
+            if given["as_json"]:
+                terminal.print_answer(answer, analysis)
+            else:
+                _show(analysis, answer, found, measured, given)
+            sys.stdout.flush()
+        finally:  # also where what reads the screen ends early
             paths = save(answer, _uses_values(analysis, found, measured, arguments))
-        except Exception as error:
-            not_saved = error
-        if given["as_json"]:
-            terminal.print_answer(answer, analysis)
-        else:
-            _show(analysis, answer, found, measured, given)
-        if not_saved is not None:
-            raise not_saved
     if paths and not given["as_json"]:
         drawn = next((path for path in paths if path.suffix not in (".csv", ".json")), paths[0])
         terminal.show([f"  → {drawn}"])

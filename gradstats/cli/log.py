@@ -79,44 +79,39 @@ def log(
     answers, missing = _answers(read, asked, confidence_level, command)
     declared = {name: registry.get(name) for name in answers}
     said = list(dict.fromkeys([*(note for answer in answers.values() for note in answer.notes), *missing]))
-    # Saved first, as `gradstats ask` does: what reads the screen may end early.
-    written, not_saved = [], None
     try:
-        written = _written(answers, read.name, figures, out, overwrite)
-    except Exception as error:
-        not_saved = error
-    if as_json:
-        entries = {name: terminal.answer_entries(answer, declared[name]) for name, answer in answers.items()}
-        terminal.print_json({LOG: read.summary(), "notes": said, "answers": entries})
-    else:
-        leading = "log_noise" if measured is not None else next(iter(answers))
-        frame = shown = answers[leading].frame
-        drawn = 0
-        if "group_size" in frame:
-            shown = frame.loc[[_is_short(int(size), read.group_size) for size in frame["group_size"].tolist()]]
-            shown = shown.reset_index(drop=True)
-            shown.attrs = frame.attrs
-            drawn = shown["group_size"].tolist().index(read.group_size)
-        closing = terminal.hidden_content_hint(len(said), notes, everything, {"": confidence_level})
-        terminal.show(
-            log_screen(
-                f"{read.name}   {read.summary()}",
-                log_verdicts(answers),
-                short_table(declared[leading], shown),
-                closing,
-                drawn,
+        if as_json:
+            entries = {name: terminal.answer_entries(answer, declared[name]) for name, answer in answers.items()}
+            terminal.print_json({LOG: read.summary(), "notes": said, "answers": entries})
+        else:
+            leading = "log_noise" if measured is not None else next(iter(answers))
+            frame = shown = answers[leading].frame
+            drawn = 0
+            if "group_size" in frame:
+                shown = frame.loc[[_is_short(int(size), read.group_size) for size in frame["group_size"].tolist()]]
+                shown = shown.reset_index(drop=True)
+                shown.attrs = frame.attrs
+                drawn = shown["group_size"].tolist().index(read.group_size)
+            closing = terminal.hidden_content_hint(len(said), notes, everything, {"": confidence_level})
+            terminal.show(
+                log_screen(
+                    f"{read.name}   {read.summary()}",
+                    log_verdicts(answers),
+                    short_table(declared[leading], shown),
+                    closing,
+                    drawn,
+                )
             )
-        )
-        for name, answer in answers.items() if everything else ():
-            frames = {name: answer.frame} | {one: beside.frame for one, beside in answer.further.items()}
-            for table in declared[name].tables:
-                if table.shown_in("terminal") and len(frames.get(table.name, ())):
-                    terminal.show_answer_table(table, frames[table.name])
-        if notes:
-            terminal.show_notes(said)
-        sys.stdout.flush()
-    if not_saved is not None:
-        raise not_saved
+            for name, answer in answers.items() if everything else ():
+                frames = {name: answer.frame} | {one: beside.frame for one, beside in answer.further.items()}
+                for table in declared[name].tables:
+                    if table.shown_in("terminal") and len(frames.get(table.name, ())):
+                        terminal.show_answer_table(table, frames[table.name])
+            if notes:
+                terminal.show_notes(said)
+            sys.stdout.flush()
+    finally:  # also where what reads the screen ends early
+        written = _written(answers, read.name, figures, out, overwrite)
     if written and not as_json:
         terminal.show([f"  → {path}" for path in written])
 

@@ -187,7 +187,7 @@ def test_the_questions_are_listed_and_the_nearest_is_proposed(folder, monkeypatc
 
 def test_a_run_asks_of_blocks_about_its_own_estimators_unless_others_are_named(folder):
     question, measured = registry.get("variance_by_block"), read_measurement(folder)
-    section = VarianceSection(estimators=["grpo", "rloo"], reference="grpo")
+    section = VarianceSection(estimators=["grpo", "rloo", "batch_mean(loo=True)"], reference="grpo")
     prompts = {"source": "embedded", "n": 8}
     experiment = Experiment(name="blocks", policy={"name": "embedded"}, prompts=prompts, variance=section)
     for settings, expected in (({}, ["grpo", "rloo"]), ({"estimators": ["reinforce"]}, ["reinforce"])):
@@ -197,3 +197,4 @@ def test_a_run_asks_of_blocks_about_its_own_estimators_unless_others_are_named(f
             _, found = question.answer_in_run(measured, experiment, settings)
         assert sorted(set(found.frame["estimator"])) == expected
         assert found.about["reference"] == "grpo"
+        assert any("left out" in note and "batch_mean" in note for note in found.notes) == (not settings)

@@ -18,6 +18,7 @@ from gradstats.gradients.checks import plain_pass
 from gradstats.gradients.head import HeadLogprobs, HeadMap, head_map
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
+from gradstats.system.environment import installed
 
 PEFT_WARNINGS = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 SCALED = {
@@ -99,9 +100,10 @@ def test_measurements_in_slices_equal_those_of_whole_logits(monkeypatch, name, n
         assert not any("forward" in vars(module) for module in policy.model.modules())
 
 
-@pytest.mark.filterwarnings("ignore:token scores are measured with eager attention")  # in some versions of transformers
 @pytest.mark.parametrize(("name", "n_logits"), [("untied", 10**9), ("untied", 150), ("gemma2", 150)])
 def test_projections_of_token_scores_are_those_of_whole_logits(monkeypatch, name, n_logits):
+    if name == "gemma2" and installed("transformers").startswith("5.10."):
+        pytest.skip("its attention has no forward derivatives, of which a warning tells")
     policy, rollouts = Policy(MODELS[name](), temperature=0.8), ragged_rollouts(4)
     options = {"token_probes": 3, "token_exact": 2, "sketch_dim": 64, "progress": False}
     expected = gradients.measure(policy, rollouts, **options)

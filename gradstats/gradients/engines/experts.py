@@ -200,8 +200,8 @@ class _Segments:
 
 # What transformers' decorator ``use_experts_implementation`` sets; every implementation of the experts goes by it.
 _FLAGS = ("has_gate", "has_bias", "is_transposed", "_apply_gate")
-# What newer versions of transformers say of some experts.
-_EXCEPTIONS = ("has_post_expert_norm", "_is_expert_parallel")
+# What newer versions of transformers say of some experts, and what 5.10 sets where they lie on several devices.
+_EXCEPTIONS = ("has_post_expert_norm", "_is_expert_parallel", "_hf_tp_plan")
 
 
 @dataclass(frozen=True)
