@@ -47,8 +47,8 @@ def displayable_interval(value: float, low: float, high: float, limits: Limits =
 
     >>> displayable_interval(1.1, 0.928, 1.0, (-1.0, 1.0)), displayable_interval(0.7, 0.6, 0.8)
     ((nan, 0.928, nan), (0.7, 0.6, 0.8))
-    >>> displayable_interval(1.01, 1.0, 1.0, (-1.0, 1.0)), displayable_interval(1.0, 1.0, 1.0, (-1.0, 1.0))
-    ((nan, nan, nan), (1.0, 1.0, 1.0))
+    >>> displayable_interval(1.01, 1.0, 1.0, (-1.0, 1.0)), displayable_interval(0.9, -1.0, 1.0, (-1.0, 1.0))
+    ((nan, nan, nan), (nan, nan, nan))
     """
     below, above = value - low, high - value
     if value != 0 and below >= 0 and above >= 0:
@@ -74,8 +74,10 @@ def displayable_interval(value: float, low: float, high: float, limits: Limits =
         value, low = math.nan, math.nan if math.isinf(least) else low
     elif value > high:
         value, high = math.nan, math.nan if math.isinf(greatest) else high
-    elif not least <= value <= greatest or (low == least and high == greatest and math.isinf(greatest - least)):
-        value = math.nan
+    elif not least <= value <= greatest or (
+        low == least and high == greatest and (least < 0.0 or math.isinf(greatest))
+    ):
+        value = math.nan  # an interval of all that is possible says nothing of a noise or a cosine
     if math.isnan(value):
         low = math.nan if math.isclose(low, least, rel_tol=ROUNDING, abs_tol=0.0) else low
         high = math.nan if math.isclose(high, greatest, rel_tol=ROUNDING, abs_tol=0.0) else high

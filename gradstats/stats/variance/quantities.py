@@ -266,9 +266,13 @@ class OfEstimatedScale:
     carriers: float = math.inf  # prompts that carry the two variances
 
     def with_interval(self, confidence_level: float) -> Interval:
-        """Return ``(value, low, high)``: a ray, without a value where the coefficient is not resolved."""
-        known = self.root.is_bounded(confidence_level)
-        return self.root.value**2 if known else np.nan, *self.within(0.0, confidence_level)
+        """Return ``(value, low, high)``: a ray, without a value where the coefficient is not resolved.
+
+        Nor is there one where few prompts leave no end to the interval: it would stand for every value.
+        """
+        low, high = self.within(0.0, confidence_level)
+        known = self.root.is_bounded(confidence_level) and (low, high) != (0.0, math.inf)
+        return self.root.value**2 if known else np.nan, low, high
 
     @property
     def deviations(self) -> Float[np.ndarray, " resamples"] | None:

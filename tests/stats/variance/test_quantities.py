@@ -122,7 +122,11 @@ def test_each_quantity_is_its_definition(problem, size):
     for quantity, expected in by_definition(*PROBLEMS[problem], size).items():
         if np.isnan(expected):
             continue
-        value, low, high = quantity(statistics).with_interval(0.95)
+        estimated = quantity(statistics)
+        value, low, high = estimated.with_interval(0.95)
+        if quantity is matched_ratio and (low, high) == (0.0, np.inf):
+            assert np.isnan(value)
+            value = estimated.root.value**2
         assert value == pytest.approx(expected, rel=1e-9), quantity
         possible = {cosine: (-1.0, 1.0), bias_share: (0.0, 1.0), matched_bias_share: (0.0, 1.0)}
         assert low <= np.clip(value, *possible.get(quantity, (-np.inf, np.inf))) <= high, quantity
@@ -267,8 +271,16 @@ def test_a_known_coefficient_takes_the_place_of_the_estimate():
     assert halved.value == pytest.approx(4 * np.var(FIRST, ddof=1), rel=1e-12)
     # What ranks estimators is the matched ratio up to a common factor.
     values = [matched_trace_cov(of(first, SECOND, SECOND)).value for first in (FIRST, SECOND)]
-    found = matched_ratio(of(FIRST, SECOND, SECOND)).with_interval(0.95)[0]
+    found = matched_ratio(of(FIRST, SECOND, SECOND)).root.value ** 2
     assert values[0] / values[1] == pytest.approx(found, rel=1e-12)
+
+
+def test_where_few_prompts_leave_an_interval_without_ends_there_is_no_value():
+    few, enough = of(FIRST, SECOND, SECOND), of(VECTORS, VECTORS + 0.5 * NOISE, VECTORS + NOISE[::-1])
+    assert matched_ratio(few).root.is_bounded(0.95)
+    np.testing.assert_equal(matched_ratio(few).with_interval(0.95), (np.nan, 0.0, np.inf))
+    value, low, _ = matched_ratio(enough).with_interval(0.95)
+    assert 0.0 < low < value
 
 
 Z = 1.959963984540054
