@@ -6,6 +6,10 @@ from gradient_models import randomised
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from gradstats.system.environment import installed
+
+#: Whether transformers is the oldest version that is allowed, some models of which cannot do what newer ones can.
+OLDEST_TRANSFORMERS = (installed("transformers") or "").startswith("5.10.")
 SMALL = {
     "vocab_size": VOCABULARY,
     "hidden_size": 16,
