@@ -55,16 +55,13 @@ from gradstats.stats.intervals import (
 )
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Interval, Statistic
 from gradstats.stats.protocols import MeasuredGradients
-from gradstats.stats.variance.alignment import CriticalBatch
 from gradstats.stats.variance.best_set import EQUAL
 from gradstats.stats.variance.inputs import (
     PoolsBySize,
-    TargetChoice,
     pools_by_size,
     prepared_inputs,
     projection_on_target,
     refuse_batch_level,
-    target_of,
 )
 from gradstats.stats.variance.moments import PromptMoments
 from gradstats.stats.variance.pools import PooledCompletions, multiple_of
@@ -121,11 +118,6 @@ class AllocationRow(Row):
     group_size: int = column("completions of a prompt", short=True)
     n_prompts: float = column("prompts that the tokens pay for", short=True)
     extrapolated: bool = column("whether no groups of this size were measured")
-    noise_to_signal: Estimated = estimate(
-        "variance of the batch gradient at the target's scale over ‖∇J‖²: the critical batch over its prompts",
-        "noise over signal",
-        limits=NOT_NEGATIVE,
-    )
     relative_noise: Estimated = estimate(
         "the variance over that of rloo at the largest measured size", "relative noise", short=True, limits=NOT_NEGATIVE
     )
@@ -279,12 +271,10 @@ def allocate(
     (2603.01162, of GRPO's gradient as a U-statistic). What unequal numbers of completions would leave is
     :func:`gradstats.analyses.allotment.noise_of_rules`.
 
-    **Intervals.** ``noise_to_signal`` is the critical batch in groups of this size over the prompts that the tokens pay
-    for, with its interval (of extrapolated sizes with the ‖∇J‖² of the largest measured one). ``relative_noise``, over
-    that of ``rloo`` at the largest measured size, has the interval that :func:`gradstats.compare` gives it: a
-    studentised bootstrap over prompts, and where the scale is estimated a Fieller set. The best size has the Fieller
-    set of v₂/b, a ray where b is not resolved. ``tokens_saved`` is what the relative noise is less than 1: the share of
-    tokens that the row saves at equal noise. The mean length is taken as known.
+    **Intervals.** ``relative_noise``, over that of ``rloo`` at the largest measured size, has the interval that
+    :func:`gradstats.compare` gives it: a studentised bootstrap over prompts, and where the scale is estimated a Fieller
+    set. The best size has the Fieller set of v₂/b, a ray where b is not resolved. ``tokens_saved`` is what the relative
+    noise is less than 1: the share of tokens that the row saves at equal noise. The mean length is taken as known.
 
     Args:
         measured_or_batch: as in :func:`gradstats.compare`.
@@ -339,8 +329,6 @@ def allocate(
     sizes = [size for size in sizes if size * mean_length <= tokens]
     of_reference = moments_of(by_size[most], families.get("rloo"))
     reference = of_reference.trace_cov.scaled(float(most))
-    judge = target_of(by_size[most], judged).moments
-    critical = {size: _critical_batches(pool, prepared, judged) for size, pool in by_size.items()}
     rows: list[AllocationRow] = []
     notes = list(filter(None, [why_not_judged(judged), about_target(judged)]))
     if pools.n_prompts < FEW_PROMPTS:
@@ -352,7 +340,6 @@ def allocate(
     for one, label, found in zip(prepared, (one.label for one in chosen), found_of_each, strict=True):
         for size, parts in _at_sizes(found, sizes, most):
             n_prompts = tokens / (size * mean_length)
-            of_one = critical[size][one] if size in critical else _extrapolated(parts, judge)
             relative = parts.over(reference, size, fewest_carriers(parts.moments, of_reference))
             rows.append(
                 AllocationRow(
@@ -360,7 +347,6 @@ def allocate(
                     unit=unit_of(one),
                     group_size=size,
                     n_prompts=n_prompts,
-                    noise_to_signal=MonotoneFunction(lambda groups, n=n_prompts: groups / n, (of_one,)),
                     relative_noise=relative,
                     tokens_saved=share_saved(relative),
                     within_prompt=NOT_ESTIMATED
@@ -397,28 +383,6 @@ def _sizes(group_sizes: Sequence[int] | None, batch: Batch) -> tuple[list[int], 
     if (batch.group_sizes >= most).sum() < 3:
         raise ValueError(f"fewer than 3 prompts have {most} completions: choose smaller group_sizes")
     return sizes, most
-
-
-def _critical_batches(
-    pool: PooledCompletions, estimators: Sequence[Weighting], judged: TargetChoice
-) -> dict[Weighting, Estimated]:
-    """Return the critical batch of each estimator in groups of one size, as a comparison at that size has it."""
-    rloo, target = families.get("rloo"), target_of(pool, judged)
-    beside = pool.local(rloo)
-    if np.array_equal(target.weights, beside.weights):
-        target = beside
-    rows = pool.rows(estimators, rloo, beside, [target] * len(estimators))
-    return {one: row.noise_to_signal for one, row in zip(estimators, rows, strict=True)}
-
-
-def _extrapolated(noise: _Parts, target: PromptMoments | None) -> Estimated:
-    """Return the critical batch of a variance at the scale of the target."""
-    if target is None:
-        return NOT_ESTIMATED
-    total, moments, parts = noise.total, noise.moments, target.components.found
-    quadratic, skewness = (0.0, 0.0) if parts is None else (parts.quadratic, parts.skewness)
-    skewed = skewed_mean(total, moments.second_moment.pseudo_values, moments.completions)
-    return CriticalBatch(fieller_ratio(total, target.signal), quadratic, skewed, skewness)
 
 
 @dataclass(frozen=True)

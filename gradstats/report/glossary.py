@@ -125,7 +125,7 @@ TERMS: dict[str, str] = {
 def meaning_of(column: str, declared: str = "") -> str:
     """Return what a column means: a word of the glossary, or else what its quantity or the column itself declares.
 
-    A column that declares another meaning than its quantity, as noise over signal at a number of tokens, keeps it.
+    A column that declares another meaning than its quantity, as the calibrated variance of a log, keeps it.
     """
     if column.endswith("_simultaneous"):
         return TERMS["ratios of all rows"]

@@ -77,8 +77,6 @@ def _of_one(answer: Answer):
             for stem in set(stems) - set(PARTS) - {"length", "success"}:
                 name = ALIASES.get((answer.question, stem), stem)
                 interval = tuple(float(row.get(f"{stem}{end}", np.nan)) for end in ("", "_low", "_high"))
-                if answer.question == "allocation" and stem == "noise_to_signal":  # of so many prompts, not of one
-                    interval = tuple(row["n_prompts"] * one for one in interval)
                 if answer.question == "allocation" and name in COMPONENTS and _scale(row["estimator"], size) != 1.0:
                     continue  # at the scale of the target, which is not its own
                 key = [name, row["estimator"], size, part, about.get("confidence_level"), about.get("metric")]

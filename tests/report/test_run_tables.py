@@ -57,9 +57,9 @@ def test_every_table_is_written_at_its_width(tables, tmp_path):
 
 
 def test_columns_are_asked_of_the_tables_that_have_them(tables):
-    asked = Layout("icml", "half", columns=("cosine", "noise_to_signal"))
+    asked = Layout("icml", "half", columns=("cosine", "tokens_saved"))
     assert layout_for(tables["variance"], asked).columns == ("cosine",)
-    assert layout_for(tables["allocation"], asked).columns == ("noise_to_signal",)
+    assert layout_for(tables["allocation"], asked).columns == ("tokens_saved",)
     assert layout_for(tables["critic"], asked).columns == ()
     assert left_out(tables["variance"], layout_for(tables["variance"], asked)) == [
         heading for heading in tables["variance"].columns if heading != "cosine"
