@@ -36,6 +36,8 @@ _SMALL_IN_LATEX, _LARGE_IN_LATEX = 1e-3, 1e6
 _AS_GOOD_AS_NOTHING = 1e-4
 # Ends of one sign of which one is so many times the other need digits of their own.
 _DECADE = 10.0
+# Sides of an interval that differ by less than this share are one.
+_ONE_SIDE = 1e-2
 
 
 def displayable_interval(value: float, low: float, high: float, limits: Limits = NO_LIMITS) -> Triple:
@@ -97,9 +99,10 @@ def format_estimate(
     r"""Return a number with its interval, to two significant digits of half its width.
 
     ``0.79 [0.47, 1.10]``, and in LaTeX :math:`0.79 \pm 0.31` or, where the sides differ,
-    :math:`1.30^{+0.29}_{-0.24}`. A bound known on one side reads ``≥ 620``, beside a number ``800 [≥ 620]``; an
-    interval without a number ``[0.2, 1.0]``; what is known exactly, or has no interval, stands alone; and what is not
-    resolved is a dash. Bounds are rounded outwards.
+    :math:`1.30^{+0.30}_{-0.23}`, with the same ends, and in brackets where these have digits of their own. A bound
+    known on one side reads ``≥ 620``, beside a number ``800 [≥ 620]``; an interval without a number ``[0.2, 1.0]``;
+    what is known exactly, or has no interval, stands alone; and what is not resolved is a dash. Bounds are rounded
+    outwards.
 
     Args:
         value: the estimate; NaN for an interval alone.
@@ -119,7 +122,8 @@ def format_estimate(
         one / 10.0**exponent for one in (*displayable_interval(value, low, high, limits), margin)
     )
     if markup == "latex":
-        return _in_latex(value, low, high, margin, own_power=exponent == 0, narrow=narrow)
+        limits = limits[0] / 10.0**exponent, limits[1] / 10.0**exponent
+        return _in_latex(value, low, high, margin, limits, own_power=exponent == 0, narrow=narrow)
     sizes = [abs(number) for number in (value, low, high) if math.isfinite(number)]
     widest = max(sizes, default=0.0)
     own = math.floor(math.log10(widest)) if 0 < widest < _SMALL or widest >= _LARGE else 0
@@ -176,7 +180,9 @@ def _far_apart(low: float, high: float) -> bool:
     return bool(low * high > 0 and max(abs(low), abs(high)) > _DECADE * min(abs(low), abs(high)))
 
 
-def _in_latex(value: float, low: float, high: float, margin: float, *, own_power: bool, narrow: bool) -> str:
+def _in_latex(
+    value: float, low: float, high: float, margin: float, limits: Limits, *, own_power: bool, narrow: bool
+) -> str:
     sizes = [abs(number) for number in (value, low, high) if math.isfinite(number)]
     own = 0
     if own_power and sizes:
@@ -186,39 +192,36 @@ def _in_latex(value: float, low: float, high: float, margin: float, *, own_power
         elif size >= _LARGE_IN_LATEX:
             own = math.floor(math.log10(size))
     value, low, high, margin = (one / 10.0**own for one in (value, low, high, margin))
-    text = _formula(value, low, high, margin, narrow)
+    text = _formula(value, low, high, margin, (limits[0] / 10.0**own, limits[1] / 10.0**own), narrow)
     if text is None:
         return "--"
     return f"${_in_power(text, own)}$"
 
 
-def _formula(value: float, low: float, high: float, margin: float, narrow: bool) -> str | None:
-    """Return the mathematics of a number with its interval; None where nothing is known."""
+def _formula(value: float, low: float, high: float, margin: float, limits: Limits, narrow: bool) -> str | None:
+    """Return the mathematics of a number with its interval; None where nothing is known.
+
+    Errors lead to the ends that other markups print, but for one unit of the last digit behind ±.
+    """
     known = [end for end in (low, high) if math.isfinite(end)]
-    if math.isnan(value) or len(known) == 1:
+    exact = all(abs(value - end) <= ROUNDING * abs(value) for end in known)
+    digits, *others = {_kept_digits(one, low, high) for one in (value, low, high)} if len(known) == 2 else {0}
+    if math.isnan(value) or len(known) == 1 or (others and not exact):
         number, interval = _in_brackets(value, low, high, margin)
         if number == UNRESOLVED:
             return None
         return _in_mathematics(r"\ ".join(part for part in (number, interval) if part))
-    if all(abs(value - end) <= ROUNDING * abs(value) for end in known):
+    if exact:
         return _in_mathematics(format_number(value))
-    below, above = value - low, high - value
-    # Sides that differ by less than a tenth are written as one.
-    if abs(above - below) <= 0.1 * max(above, below):
-        half = (above + below) / 2.0
-        centre, half = (_in_mathematics(_fixed(number, digits_for(half))) for number in (value, half))
-        return rf"{centre}_{{\pm {half}}}" if narrow else rf"{centre} \pm {half}"
-    shorter, longer = sorted((below, above))
-    digits = [digits_for(longer)] * 3
-    if ROUNDING * longer < shorter and (_far_apart(low, high) or shorter < 0.5 * 10.0 ** -digits[0]):
-        # The longer side has no digits in which value and shorter side would not be 0.
-        digits = [digits_for(shorter), digits_for(above), digits_for(below)]
-    # An interval that ends at the value, as that of a share of 1 does.
-    above, below = (0.0 if side <= ROUNDING * longer else side for side in (above, below))
-    centre, up, down = (
-        _in_mathematics(_fixed(number, place)) for number, place in zip((value, above, below), digits, strict=True)
-    )
-    return f"{centre}^{{+{up}}}_{{-{down}}}"
+    centre, first, last, half = (round(one, digits) for one in (value, low, high, (high - low) / 2.0))
+    down, up, both = (_fixed(side, digits) for side in (centre - first, last - centre, half))
+    symmetric = math.isclose(high - value, value - low, rel_tol=_ONE_SIDE)
+    if symmetric and limits[0] <= centre - half and centre + half <= limits[1]:
+        down = up = both
+    centred, down, up = (_in_mathematics(text) for text in (_fixed(value, digits), down, up))
+    if down == up:
+        return rf"{centred}_{{\pm {up}}}" if narrow else rf"{centred} \pm {up}"
+    return f"{centred}^{{+{up}}}_{{-{down}}}"
 
 
 def _in_power(formula: str, exponent: int) -> str:
