@@ -144,9 +144,10 @@ def _ticks(ax: Axes, frame: pd.DataFrame, group_size_of_run: int | None) -> None
 def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Draw both components of each estimator's variance with their intervals: filled within prompts, open between.
 
-    They are points, not stacked bars: both are unbiased, and the one between prompts may come out negative. Estimators
-    in another unit than the reference's are left out, with a sentence. Of a frame with the relative noise
-    the rows are chosen by it as in :func:`plot_group_size`: multiples of one another share one, that of the reference.
+    They are points, not stacked bars: both are unbiased, and where the one between prompts comes out negative its
+    interval alone is drawn, from 0. Estimators in another unit than the reference's are left out, with a sentence. Of a
+    frame with the relative noise the rows are chosen by it as in :func:`plot_group_size`: multiples of one another
+    share one, that of the reference.
 
     Args:
         table: the frame of :meth:`gradstats.analyses.VarianceComparison.variance_components`.
@@ -174,16 +175,17 @@ def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
     if ax is None:
         height = 1.15 * rows_height + sentence_height(sentence) + legend_height(keys, signs)
         _, ax = plt.subplots(figsize=(mpl.rcParams["figure.figsize"][0], height), layout="constrained")
-    ax.set_xlim(*forest_limits(frame[columns].to_numpy(dtype=float).ravel(), False, 0.0))
+    estimates = {name: estimates_of(frame, name) for name in names}
+    ax.set_xlim(*forest_limits(np.concatenate(list(estimates.values())).ravel(), False, 0.0))
     if len(frame):
         draw_landmark(ax, 0.0)
     for row, record in enumerate(frame.to_dict("records")):
         color, marker = estimator_appearance(str(record["estimator"]))
-        known = [column for column in columns if np.isfinite(record[column])]
+        known = any(np.isfinite(of_all[row]).any() for of_all in estimates.values())
         # An estimator with neither component says so once, not twice on top of itself.
         for name, offset in zip(names, (-0.16, 0.16), strict=True) if known else [(names[0], 0.0)]:
-            estimate = (float(record[name]), float(record[f"{name}_low"]), float(record[f"{name}_high"]))
-            draw_row(ax, float(places[row]) + offset, estimate, color, marker, hollow=name == names[1])
+            value, low, high = map(float, estimates[name][row])
+            draw_row(ax, float(places[row]) + offset, (value, low, high), color, marker, hollow=name == names[1])
     set_rows(ax, labels, places)
     plain_ticks(ax, logarithmic=False)
     ax.set_xlabel(in_metric(COMPONENT_LABEL, frame.attrs))

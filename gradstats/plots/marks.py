@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 
 from gradstats.plots.names import Appearance, Variant, in_mathematics, widening, wrapped
 from gradstats.plots.style import REMARK, edge, ink, muted, stroke
-from gradstats.stats.variance.quantities import Quantity
+from gradstats.stats.variance.quantities import Quantity, limits_of
 from gradstats.system.lazy_imports import mpl, pd
 
 if TYPE_CHECKING:
@@ -68,9 +68,14 @@ def with_ends(name: str) -> list[str]:
 def estimates_of(frame: pd.DataFrame, name: str) -> Float[np.ndarray, "rows 3"]:
     """Return an estimate of each row with the ends of its interval.
 
-    An unbiased estimate of what has a range may lie outside its interval, which is cut to that range: it is NaN here.
+    Intervals are cut to what is possible of a quantity, as they are where they are printed. An unbiased estimate that
+    lies outside is NaN here, and so is all of an interval that does.
     """
-    estimates = frame[with_ends(name)].to_numpy(dtype=float)
+    least, greatest = limits_of(name)
+    estimates = frame[with_ends(name)].to_numpy(dtype=float, copy=True)
+    impossible = (estimates[:, 1] > greatest) | (estimates[:, 2] < least)
+    estimates[:, 1:] = np.clip(estimates[:, 1:], least, greatest)
+    estimates[impossible] = np.nan
     return np.where(_outside(*estimates.T)[:, None] & [True, False, False], np.nan, estimates)
 
 

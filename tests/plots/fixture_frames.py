@@ -10,7 +10,7 @@ import pandas as pd
 
 from gradstats import analyses, plots
 from gradstats.plots.names import KNOWN
-from gradstats.stats.variance.quantities import COMPARED
+from gradstats.stats.variance.quantities import COMPARED, limits_of
 
 LONG = "an_estimator_of_my_own_with_a_long_name(alpha=0.8, loo=True, prior=12.5)"
 SHAPES = ("ordinary", "empty", "one row", "nan intervals", "thirty", "long names")
@@ -29,6 +29,8 @@ def with_intervals(frame: pd.DataFrame, columns: tuple[str, ...], shape: str, sc
     rng = np.random.default_rng(0)
     for column in columns:
         centre = scale * np.exp(rng.normal(0, 0.5, len(frame)))
+        if limits_of(column)[1] == 1.0:  # in which the upper end lies too
+            centre *= 0.7 / max(centre, default=1.0)
         frame[column], frame[f"{column}_low"], frame[f"{column}_high"] = centre, 0.8 * centre, 1.3 * centre
         if shape == "nan intervals" and len(frame):
             frame[f"{column}_low"] = frame[f"{column}_high"] = np.nan
@@ -72,11 +74,11 @@ def group_sizes(shape: str) -> pd.DataFrame:
 
 
 def prompt_parts(shape: str) -> pd.DataFrame:
-    """A frame as returned by variance_components(); one between-prompt component is negative."""
+    """A frame as returned by variance_components(); of several rows one between-prompt component is negative."""
     frame = pd.DataFrame({"estimator": names(shape), "group_size": 4})
     frame = with_intervals(frame, ("within_prompt", "between_prompt"), shape, 100.0)
     columns = ["between_prompt", "between_prompt_low", "between_prompt_high"]
-    frame[columns] = 0.3 * frame[columns] - 40.0
+    frame[columns] = 0.3 * frame[columns] - (0.0 if shape == "one row" else 40.0)
     return frame
 
 
