@@ -154,10 +154,10 @@ def _in_brackets(value: float, low: float, high: float, margin: float, power: st
     if all(abs(value - end) <= ROUNDING * abs(value) for end in ends):
         return (format_number(value) if not power else written(value, 2)), ""
     if len(ends) == 1:
-        digits = digits_for(abs(value - ends[0]))
-        sign = "≥" if ends[0] == low else "≤"
-        of_end = _kept_digits(ends[0], *sorted((value, ends[0]))) if value * ends[0] > 0 else digits
-        return written(value, digits), f"[{sign} {written(ends[0], of_end)}]"
+        (end,), digits = ends, digits_for(abs(value - ends[0]))
+        sign, away = ("≥", ROUND_FLOOR) if end == low else ("≤", ROUND_CEILING)
+        of_end = _kept_digits(end, *sorted((value, end))) if value * end > 0 else digits
+        return written(value, digits), f"[{sign} {written(float(_quantized(end, of_end, away)), of_end)}]"
     number, first, last = (written(one, _kept_digits(one, low, high)) for one in (value, low, high))
     return number, f"[{first}, {last}]"
 
@@ -339,8 +339,13 @@ def _outwards(number: float, direction: str, margin: float) -> tuple[float, int]
     exact = Decimal(f"{number:.12g}")
     if exact == int(exact) and abs(exact) < 1000:
         return float(exact), 0
-    rounded = exact.quantize(Decimal(1).scaleb(-digits_for(margin or abs(number))), direction).normalize()
+    rounded = _quantized(number, digits_for(margin or abs(number)), direction).normalize()
     return float(rounded), max(0, -int(rounded.as_tuple().exponent))
+
+
+def _quantized(number: float, digits: int, direction: str) -> Decimal:
+    """Round to so many decimals in a direction of :mod:`decimal`; the last digits of a float do not count."""
+    return Decimal(f"{number:.12g}").quantize(Decimal(1).scaleb(-digits), direction)
 
 
 def _fixed(number: float, digits: int) -> str:

@@ -501,22 +501,22 @@ def _where(blocks: Answer) -> Verdict | None:
     return Verdict("where", f"All this is mostly of the {block}, which holds {share:.0%} of ‖S‖²; {remedy}.")
 
 
-def _critical_batch(batch_sizes: Answer) -> tuple[Triple, float] | None:
-    """Return the critical batch of the reference, as readers see it, and its group size; None where it is not known."""
-    reference, frame = str(batch_sizes.about.get("reference", "rloo")), batch_sizes.frame
+def _critical_batch(batch_sizes: Answer, one: str) -> tuple[Triple, float] | None:
+    """Return the critical batch of an estimator, as readers see it, and its group size; None where it is not known."""
+    frame = batch_sizes.frame
     sizes = frame["group_size"] if "group_size" in frame else [math.nan] * len(frame)
     criticals = triples_of(frame, "critical_batch", NOT_NEGATIVE)
     for label, size, critical in zip(frame["estimator"], sizes, criticals, strict=True):
-        if label == reference and any(map(math.isfinite, critical)):
+        if label == one and any(map(math.isfinite, critical)):
             return critical, float(size)
     return None
 
 
 def _batch(batch_sizes: Answer, naming: Naming, compared_size: float | None) -> Verdict | None:
-    if (found := _critical_batch(batch_sizes)) is None:
+    reference = str(batch_sizes.about.get("reference", "rloo"))
+    if (found := _critical_batch(batch_sizes, reference)) is None:
         return None
-    critical, size = found
-    whose = naming(str(batch_sizes.about.get("reference", "rloo")))
+    (critical, size), whose = found, naming(reference)
     if compared_size is not None and math.isfinite(size) and size != compared_size:
         whose += f" in groups of {size:g}"
     prompts = re.sub("^≥", "at least", format_estimate(*critical))
@@ -548,7 +548,8 @@ def _advice(
     best = None if allocation is None else allocation.about.get(BEST_SIZE)
     if best is not None and (drawn := completions_in_words(*best)):
         said.append(f"draw {drawn} of each prompt{whose}")
-    if batch_sizes is not None and (found := _critical_batch(batch_sizes)) is not None:
+    advised = reference if usable is None else usable.labels[0]
+    if batch_sizes is not None and (found := _critical_batch(batch_sizes, advised)) is not None:
         (_, low, high), _ = found
         if math.isfinite(low):  # rounded as in the interval that another line states: outwards where it has one end
             prompts = round(low) if math.isfinite(high) else math.floor(low)

@@ -358,6 +358,15 @@ def test_the_advice_names_completions_and_prompts_as_far_as_they_are_known(best,
     assert text == "; ".join(filter(None, ["Keep rloo", advice, train])) + "."
 
 
+@pytest.mark.parametrize(("row", "prompts"), [(BETTER, 21), (("grpo", 0.99, 0.9, 1.1, {}), 37)])
+def test_the_batch_of_the_advice_is_that_of_the_estimator_that_it_names(row, prompts):
+    frame = pd.DataFrame({"estimator": ["rloo", "grpo"], "critical_batch": [62.0, 40.0]})
+    frame = frame.assign(critical_batch_low=[36.6, 20.8], critical_batch_high=[115.0, 80.0])
+    answer = Answer("batch_size", frame, {"reference": "rloo"})
+    text = verdicts(None, comparison_of(RLOO, row), batch_sizes=answer)[-1].text
+    assert text.endswith(f"; train on at least {prompts} prompts per step.")
+
+
 @pytest.mark.parametrize(
     ("rewards", "reward", "advice"),
     [
