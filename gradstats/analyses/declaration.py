@@ -348,7 +348,10 @@ class Analysis(_Tabulated):
             given = dict(self.in_run(measured, experiment) or {})
         if "estimators" in self.required and not {"estimators"} & {*given, *settings}:
             given["estimators"] = group_level_estimators(measured, section)
-        given.setdefault("confidence_level", getattr(experiment, self.section or "variance").confidence_level)
+        # A half-width is that of α; a plan for an estimator is one of its comparison.
+        of_alpha = "half_width" in self.settings and settings.get("estimator") is None
+        section = getattr(experiment, self.section or ("length_scaling" if of_alpha else "variance"))
+        given.setdefault("confidence_level", section.confidence_level)
         return given | {self.settings[name]: value for name, value in settings.items()}
 
     def answered(

@@ -498,6 +498,15 @@ def test_a_question_has_the_answer_that_the_run_gives(answered, words, run_of_ot
 
 
 @pytest.mark.parametrize(
+    ("words", "level"),
+    [((), 0.5), (("--estimator", "grpo", "--quantity", "ratio"), 0.8), (("--confidence-level", 0.9), 0.9)],
+)
+def test_a_plan_has_the_level_of_what_it_plans(answered, words, level, run_of_others):
+    told = json.loads(answered("plan", run_of_others, *words, "--json"))
+    assert told["confidence_level"] == level
+
+
+@pytest.mark.parametrize(
     ("name", "more", "labels", "size"),
     [("variance", ("--estimators", "grpo"), ["grpo"], 4), ("batch_size", (), ["rloo", "grpo", "reinforce"], 8)],
 )
