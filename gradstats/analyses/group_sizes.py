@@ -498,6 +498,13 @@ def variance_by_group_size(
         raise ValueError(
             f"group_sizes={wrong[0]}: choose from 1 to the {of_prompts.max()} completions of a prompt, or sample more"
         )
+    reference = families.get(options.get("reference", "rloo"))
+    if group_sizes and not any(reference.expected_scale(one) != 0.0 for one in group_sizes):
+        given = ", ".join(map(str, group_sizes))
+        raise ValueError(
+            f"group_sizes={given}: a group of {max(group_sizes)} leaves the reference, {reference.label}, no gradient: "
+            "choose larger groups, or another reference, as in reinforce"
+        )
     equivalents, best, notes, size = [], None, [], max(sizes, default=0) // 2
     if group_size is not None:  # refused before the comparison, which takes longer
         equivalents, best = _equivalents(measured_or_batch, chosen, group_size, scores, **asked)

@@ -192,7 +192,7 @@ def noise_table(comparison: Answer, most: int) -> list[str]:
     sizes = [] if group_size is None else comparison.frame["group_size"].dropna().unique()
     others = ", ".join(f"{one:g}" for one in sizes if one != group_size)
     rows, n_left_out, gap = _outermost(noise_of(comparison), most - bool(others))
-    size = "" if group_size is None else f", {group_size:g} completions a group"
+    size = "" if group_size is None else f", groups of {group_size:g}"
     title = f"{_INDENT}samples for equal noise, {comparison.about.get('reference')} = 1{size}"
     said = [line for text in what_is_open(comparison) for line in _folded(text, _INDENT)]
     if others:

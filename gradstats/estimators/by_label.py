@@ -78,8 +78,8 @@ def _hint(name: str) -> str:
     near = nearest(name, labels)
     if near is not None:
         return f"did you mean {labels[near]!r}?"
-    known = ", ".join(sorted(labels.values()))
-    return f"known are {known}, and module:function or path/to/file.py:function for a user-defined one"
+    own = "module:function or path/to/file.py:function"
+    return f"`gradstats list estimators` shows all {len(labels)}; one of your own is called {own}"
 
 
 def get_all(estimators: Iterable[str | Weighting]) -> list[Weighting]:

@@ -530,6 +530,9 @@ def _advice(
     rows, reference = noise_of(comparison), str(comparison.about.get("reference", ""))
     if not len(comparison.frame) or not comparison.frame["trace_cov"].notna().to_numpy().any():
         return None
+    of_reference = comparison.frame.loc[comparison.frame["estimator"] == reference, "trace_cov"]
+    if len(of_reference) and of_reference.isna().to_numpy().all():
+        return Verdict("advice", f"Choose another reference: {naming(reference)} has no gradient; the notes say why.")
     if not any(one.is_reference for one in rows):
         return Verdict("advice", f"Measure more prompts: the noise of {naming(reference)} is not resolved.")
     if len(rows) == 1 and len(comparison.frame) > len(rows[0].labels):

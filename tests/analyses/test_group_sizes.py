@@ -61,6 +61,8 @@ def test_group_size_refusals():
             equivalent_group_size(given, label, size, scores)
     with pytest.raises(ValueError, match="group_sizes=9: choose from 1 to the 8 completions"):
         variance_by_group_size(batch, ["rloo"], [2, 9], scores)
+    with pytest.raises(ValueError, match="group_sizes=1: a group of 1 leaves the reference, rloo, no gradient"):
+        variance_by_group_size(batch, ["reinforce"], [1], scores)
     batch, scores = correlated_batch()
     with pytest.warns(UserWarning, match=r"not a known multiple.*loo=True"):
         equivalent_group_size(batch, "token_mean", 4, scores)

@@ -216,7 +216,7 @@ def test_group_sizes_that_are_not_shown_are_named():
     assert "groups of" not in noise_table(comparison_of(RLOO), most=5)[-1]
     halves = {"n_groups": 192, "n_completions": 1536}  # of 16 completions, in two groups
     assert noise_table(comparison_of(RLOO, **halves), most=5)[0].startswith(
-        "  samples for equal noise, rloo = 1, 8 completions a group"
+        "  samples for equal noise, rloo = 1, groups of 8"
     )
     assert said(RLOO, ("grpo", 0.8, 0.7, 0.9, {}), **halves)["best"].endswith("samples of rloo in groups of 8.")
     assert said(*rows, ("grpo", 0.8, 0.7, 0.9, {"group_size": 2}))["best"].endswith("samples of rloo in groups of 2.")
@@ -335,6 +335,11 @@ def test_what_is_best_what_to_avoid_and_what_is_biased_holds_for_all_rows_at_onc
 )
 def test_the_advice_is_what_is_resolved(row, advice):
     assert said(RLOO, row)["advice"] == f"{advice}."
+
+
+def test_where_the_reference_has_no_gradient_the_advice_is_another_one():
+    silent = ("rloo", NAN, NAN, NAN, {"trace_cov": NAN})
+    assert said(silent, UNKNOWN)["advice"] == ("Choose another reference: rloo has no gradient; the notes say why.")
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def ask(request, monkeypatch, capsys):
 #: Words of a command → parts of what it answers.
 SAID = {
     "variance MEASURED --estimators rloo group_mean --group-size 2 4": [
-        "samples for equal noise, rloo = 1, 2 completions a group"
+        "samples for equal noise, rloo = 1, groups of 2"
     ],
     "variance MEASURED --estimators rloo group_mean --group-size 2 4 --all": ["rloo, N = 4"],
     "ask MEASURED success_bins rloo grpo --notes": ["share of variance", "forms groups of 4 completions"],
@@ -274,6 +274,8 @@ def test_missing_words_are_named_with_their_form(monkeypatch, capsys, measured):
 def test_estimators_that_lack_their_option_are_proposed_with_it(monkeypatch, capsys, measured):
     _, _, err = run(monkeypatch, capsys, "variance", measured, "rloo", "grppo", "--all")
     assert "--estimators rloo grppo: no estimator is called 'grppo': did you mean 'grpo'?" in err
+    _, _, err = run(monkeypatch, capsys, "variance", measured, "--reference", "grppo")
+    assert "gradstats: --reference: no estimator is called 'grppo'" in err
     assert "go after --estimators: --estimators rloo" in run(monkeypatch, capsys, "variance", measured, "rloo")[2]
 
 
