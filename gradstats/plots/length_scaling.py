@@ -215,21 +215,12 @@ def plot_length_bins(
     ax.set_yscale("log")
     if not np.isfinite(estimates_of(frame, value)).any():
         draw_nothing(ax, "no bin is resolved" if len(frame) else "no bins")
-    unresolved = 0
     for place, ((name, rows), kind) in enumerate(zip(lines, variants([name for name, _ in lines]), strict=True)):
         look = estimator_appearance(name) if name else Appearance(palette()[0], "o")
         middle = np.sqrt(rows["length_low"].to_numpy(dtype=float) * rows["length_high"].to_numpy(dtype=float))
         # Side by side within a bin, however many they are.
         at = middle * 2.0 ** (min(0.08, 0.5 / len(lines)) * (place - (len(lines) - 1) / 2.0))
-        estimates = estimates_of(rows, value)
-        draw_series(ax, at, estimates, look, kind, names.get(name))
-        # Known from below alone: an upward triangle at the bound.
-        bounded = np.isnan(estimates[:, 0]) & np.isfinite(estimates[:, 1])
-        triangle = look._replace(marker="^")._asdict()
-        ax.plot(at[bounded], estimates[bounded, 1], linestyle="none", zorder=3, markerfacecolor="none", **triangle)
-        unresolved += int(bounded.sum())
-    if unresolved:
-        ax.set_title(r"$\bigtriangleup$ at least", loc="left", fontsize="small")
+        draw_series(ax, at, estimates_of(rows, value), look, kind, names.get(name))
     ax.xaxis.set_major_formatter(plt.FuncFormatter(lambda x, _: f"{x:g}"))
     ax.xaxis.set_minor_formatter(plt.NullFormatter())
     edges = sorted({float(edge) for column in ("length_low", "length_high") for edge in frame[column].dropna()})

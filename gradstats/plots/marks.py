@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 #: Entries of the legend.
 NO_INTERVAL = "without interval"
 INTERVAL_ALONE = "interval alone, no estimate"
+AT_LEAST, AT_MOST = "at least", "at most"
 # The sign of an estimate without interval, which no estimator has as its marker.
 CROSS = "x"
 CROSS_SIZE = 1.4
@@ -69,13 +70,14 @@ def estimates_of(frame: pd.DataFrame, name: str) -> Float[np.ndarray, "rows 3"]:
     """Return an estimate of each row with the ends of its interval.
 
     Intervals are cut to what is possible of a quantity, as they are where they are printed. An unbiased estimate that
-    lies outside is NaN here, and so is all of an interval that does.
+    lies outside is NaN here, and so is all of an interval that does, or that leaves nothing out without a value.
     """
     least, greatest = limits_of(name)
     estimates = frame[with_ends(name)].to_numpy(dtype=float, copy=True)
     impossible = (estimates[:, 1] > greatest) | (estimates[:, 2] < least)
     estimates[:, 1:] = np.clip(estimates[:, 1:], least, greatest)
-    estimates[impossible] = np.nan
+    nothing = np.isnan(estimates[:, 0]) & (estimates[:, 1] <= least) & (estimates[:, 2] >= greatest)
+    estimates[impossible | nothing] = np.nan
     return np.where(_outside(*estimates.T)[:, None] & [True, False, False], np.nan, estimates)
 
 
@@ -100,6 +102,20 @@ def _interval_alone(
     return np.isnan(centre) & (np.isfinite(low) | np.isfinite(high))
 
 
+def _known_below(
+    centre: Float[np.ndarray, " n"], low: Float[np.ndarray, " n"], high: Float[np.ndarray, " n"]
+) -> Bool[np.ndarray, " n"]:
+    """Return which rows have the lower end of an interval alone."""
+    return np.isnan(centre) & np.isfinite(low) & ~np.isfinite(high)
+
+
+def _known_above(
+    centre: Float[np.ndarray, " n"], low: Float[np.ndarray, " n"], high: Float[np.ndarray, " n"]
+) -> Bool[np.ndarray, " n"]:
+    """Return which rows have the upper end of an interval alone."""
+    return _known_below(centre, high, low)
+
+
 def _outside(
     centre: Float[np.ndarray, " n"], low: Float[np.ndarray, " n"], high: Float[np.ndarray, " n"]
 ) -> Bool[np.ndarray, " n"]:
@@ -114,6 +130,10 @@ def interval_keys(frame: pd.DataFrame, names: Sequence[str], *, forest: bool = F
 
     color = ink()
     signs = [(without_interval, plt.Line2D([], [], color=color, linestyle="none", marker=CROSS, label=NO_INTERVAL))]
+    if not forest:
+        bounds = ((_known_below, "^", AT_LEAST), (_known_above, "v", AT_MOST))
+        hollow = {"color": color, "linestyle": "none", "markerfacecolor": "none"}
+        signs += [(found, plt.Line2D([], [], marker=marker, label=label, **hollow)) for found, marker, label in bounds]
     if forest:
         alone = plt.Line2D([], [], color=color, linestyle=DASHES, marker="|", label=INTERVAL_ALONE)
         signs.append((_interval_alone, alone))
@@ -142,7 +162,10 @@ def draw_intervals(
     high: Float[np.ndarray, " n"],
     color: ColorType,
 ) -> None:
-    """Draw intervals as vertical lines; an arrow stands for an end that is unknown, a cross for no interval at all."""
+    """Draw intervals as vertical lines, with an arrow at an unknown end; a bound alone is a triangle.
+
+    A cross stands for no interval at all.
+    """
     start, stop = np.where(np.isfinite(low), low, centre), np.where(np.isfinite(high), high, centre)
     known = np.isfinite(start) & np.isfinite(stop)
     ax.vlines(at[known], start[known], stop[known], color=color, linewidth=stroke(1.0), zorder=2)
@@ -153,6 +176,10 @@ def draw_intervals(
             tip = (0.0, towards * stroke(_ARROW_POINTS))
             point = (at[place], centre[place])
             ax.annotate("", point, tip, textcoords="offset points", arrowprops=arrow, zorder=2)
+    hollow = {"color": color, "linestyle": "none", "markerfacecolor": "none", "zorder": 3}
+    for known, bound, marker in ((_known_below, low, "^"), (_known_above, high, "v")):
+        if (alone := known(centre, low, high)).any():
+            ax.plot(at[alone], bound[alone], marker=marker, **hollow)
     mark_without_interval(ax, at, centre, low, high)
 
 

@@ -107,8 +107,8 @@ def plot_sweep(
     Numbers stand at their values, on a log scale where the largest is at least four times the smallest, other settings
     side by side. A setting whose values name checkpoints of a training run (``step-1000``, ``RUN/checkpoint-50``) is
     drawn against the training step, with the variance and the noise-to-signal of the reference. A relative
-    noise that is not known within a factor of 1,000 is left out, as the legend states. A caret stands at the
-    lower end of a quantity that is known from below only. Where further settings vary, cells that agree in them are
+    noise that is not known within a factor of 1,000 is left out, as the legend states. A triangle stands at the
+    bound of a quantity that is known from one side only. Where further settings vary, cells that agree in them are
     joined by a line of the same style, as the legend states. Cells that no setting orders (``setting="cell"``) stand
     side by side under numbers, which the legend explains.
 
@@ -258,8 +258,6 @@ def _looks(labels: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _draw(ax: Axes, rows: pd.DataFrame, axis: _Axis, name: str, look: dict[str, Any], place: float) -> None:
-    from matplotlib.markers import CARETUP
-
     if axis.numeric:
         rows = rows.sort_values(by=axis.setting)
     at = axis.places_of(rows) + 0.06 * np.ptp(axis.places) / max(len(axis.places) - 1, 1) * place
@@ -272,8 +270,6 @@ def _draw(ax: Axes, rows: pd.DataFrame, axis: _Axis, name: str, look: dict[str, 
         low = np.where(low < centre / _FARTHEST, centre / _FARTHEST, low)
         high = np.where(high > centre * _FARTHEST, np.inf, high)
     draw_intervals(ax, at, centre, low, high, look["color"])
-    known_below = np.isnan(centre) & np.isfinite(low)
-    ax.plot(at[known_below], low[known_below], linestyle="none", marker=CARETUP, color=look["color"], zorder=3)
 
 
 def _unresolved(estimates: Float[np.ndarray, "n 3"]) -> Bool[np.ndarray, " n"]:

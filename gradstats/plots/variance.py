@@ -278,6 +278,8 @@ _PANELS = shown_in("panels")
 _SMALL_NAMES, _ONE_TICK = 2.5, 2.9
 # Characters of a line for which a tick with its number needs the room.
 _TICK = 9
+# Inches on either side of a panel, for the numbers at the ends of its axis.
+_APART = 0.08
 # Inches of a line of a title, or of the name of an axis.
 _LINE = 0.13
 
@@ -416,6 +418,7 @@ def plot_variance_panels(
         height = _rows(frame, longest)[1] + 0.25 + sentence_height(sentence) + legend_height([], keys)
         size, ratios = (mpl.rcParams["figure.figsize"][0], height), [1.6, *[1.0] * (len(values) - 1)]
         own, grid = plt.subplots(1, len(values), figsize=size, squeeze=False, width_ratios=ratios, layout="constrained")
+        own.get_layout_engine().set(w_pad=_APART)
         axes = list(grid[0])
     if len(axes) != len(values):
         raise ValueError(f"axes holds {len(axes)} axes for {len(values)} values: give one for each")

@@ -31,7 +31,7 @@ def test_a_bin_known_from_below_alone_is_a_triangle_at_its_bound():
     ax = plots.plot_length_bins(frame)
     (triangle,) = [line for line in ax.lines if line.get_marker() == "^" and len(line.get_xdata())]
     np.testing.assert_array_equal(triangle.get_ydata(), frame["noise_to_signal_low"][:1])
-    assert "at least" in ax.get_title(loc="left")
+    assert [text.get_text() for text in ax.get_figure().legends[0].get_texts()][-1] == "at least"
     one = frame.iloc[1:5].assign(estimator="token_mean(loo=True)")  # bins of one estimator name it
     assert plots.plot_length_bins(one.drop(columns="estimator")).get_figure().legends == []
     (legend,) = plots.plot_length_bins(one).get_figure().legends

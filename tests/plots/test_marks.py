@@ -75,6 +75,20 @@ def test_lines_span_known_ends_and_arrows_and_crosses_stand_for_the_others():
     assert arrow.xy == (2.0, 1.0)
 
 
+def test_a_bound_alone_is_a_triangle_that_the_legend_explains():
+    rows, (_, ax) = np.array([[NAN, 0.5, INF], [NAN, -INF, 0.2], [NAN, 0.0, 1.0]]), plt.subplots()
+    draw_intervals(ax, np.arange(3.0), *rows.T, "k")
+    signs = [(line.get_marker(), *line.get_xdata(), *line.get_ydata()) for line in ax.lines]
+    assert signs == [("^", 0.0, 0.5), ("v", 1.0, 0.2)]
+    assert [key.get_label() for key in interval_keys(frame_of(rows), ["x"])] == ["at least", "at most"]
+
+
+def test_what_leaves_nothing_out_is_not_drawn():
+    frame = frame_of([[NAN, 0.0, INF], [NAN, -5.0, 3.0], [2.0, 0.0, INF], [-1.0, -3.0, -2.0]])
+    found = estimates_of(frame.rename(columns=lambda name: name.replace("x", "trace_cov")), "trace_cov")
+    np.testing.assert_array_equal(found, [[NAN, NAN, NAN], [NAN, 0.0, 3.0], [2.0, 0.0, INF], [NAN, NAN, NAN]])
+
+
 def test_a_label_breaks_before_its_parameters_where_it_is_too_long():
     label = "length_weighted(alpha=0.8, loo=True)"
     assert legend_text(label, 5.5, 7.0) == label
