@@ -29,6 +29,7 @@ from gradstats.report.run_tables import level_of
 from gradstats.report.saved_results import SavedResults, read_results, refuse_inside_run, writing_into
 from gradstats.report.tables import Table
 from gradstats.report.verdict import (
+    LEFT_OUT,
     LOG,
     Verdict,
     headline,
@@ -228,12 +229,13 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
     for question in questions:
         question["notes"] = [one for one in question["notes"] if one not in shared]
     shown = {name for question in questions for name in question["figures"]}
+    not_read = [Verdict(LEFT_OUT, one.replace(" is left out", "", 1)) for one in run.left_out]
     return rendered(
         "report.html.j2",
         name=_log_of(run).get("source", run.name),
         description=run.settings.get("description", ""),
         headline=_headline(run),
-        verdicts=[*_verdicts(run), *left_out(run.manifest.get("remarks", []))],
+        verdicts=[*_verdicts(run), *left_out(run.manifest.get("remarks", [])), *not_read],
         questions=questions,
         measured=_what_was_measured(run),
         shared_notes=shared,

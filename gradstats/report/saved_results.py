@@ -188,6 +188,7 @@ class SavedResults:
     settings: dict[str, object]  # flat: "sampling.top_k" → value
     manifest: SavedManifest
     answers: dict[str, Answer]  # by the names of their files, those of every run first; tables beside them included
+    left_out: tuple[str, ...] = ()  # a sentence for each answer that cannot be shown
 
     @property
     def alpha(self) -> Mapping[str, Any] | None:
@@ -276,6 +277,7 @@ def read_results(path: str | os.PathLike[str]) -> SavedResults:
         settings=settings,
         manifest=manifest,
         answers=answers,
+        left_out=tuple(left_out),
     )
 
 
