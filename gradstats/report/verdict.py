@@ -517,10 +517,14 @@ def _batch(batch_sizes: Answer, naming: Naming, compared_size: float | None) -> 
     if (found := _critical_batch(batch_sizes, reference)) is None:
         return None
     (critical, size), whose = found, naming(reference)
-    if compared_size is not None and math.isfinite(size) and size != compared_size:
-        whose += f" in groups of {size:g}"
+    whose += _in_other_groups(size, compared_size)
     prompts = re.sub("^≥", "at least", format_estimate(*critical))
     return Verdict("batch", f"The noise of {whose} equals its signal in a step of {prompts} prompts.")
+
+
+def _in_other_groups(size: float, compared: float | None) -> str:
+    """Name the size of groups where it is not that of the comparison."""
+    return f" in groups of {size:g}" if compared is not None and math.isfinite(size) and size != compared else ""
 
 
 def _advice(
@@ -553,10 +557,11 @@ def _advice(
         said.append(f"draw {drawn} of each prompt{whose}")
     advised = reference if usable is None else usable.labels[0]
     if batch_sizes is not None and (found := _critical_batch(batch_sizes, advised)) is not None:
-        (_, low, high), _ = found
+        (_, low, high), size = found
         if math.isfinite(low):  # rounded as in the interval that another line states: outwards where it has one end
             prompts = round(low) if math.isfinite(high) else math.floor(low)
-            said.append(f"train on at least {max(prompts, 1)} prompts per step")
+            groups = _in_other_groups(size, of_first_size(comparison)[1])
+            said.append(f"train on at least {max(prompts, 1)} prompts per step{groups}")
     text = "; ".join(said)
     return Verdict("advice", f"{text[:1].upper()}{text[1:]}.")
 

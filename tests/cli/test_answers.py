@@ -370,6 +370,11 @@ def test_the_batch_of_the_advice_is_that_of_the_estimator_that_it_names(row, pro
     answer = Answer("batch_size", frame, {"reference": "rloo"})
     text = verdicts(None, comparison_of(RLOO, row), batch_sizes=answer)[-1].text
     assert text.endswith(f"; train on at least {prompts} prompts per step.")
+    answer = Answer("batch_size", frame.assign(group_size=8), {"reference": "rloo"})
+    in_parts = {"n_groups": 400, "n_prompts": 100}
+    halves = [(*one[:4], {**one[4], "group_size": 4}) for one in (RLOO, row)]
+    text = verdicts(None, comparison_of(*halves, **in_parts), batch_sizes=answer)[-1].text
+    assert text.endswith(f"; train on at least {prompts} prompts per step in groups of 8.")
 
 
 @pytest.mark.parametrize(
