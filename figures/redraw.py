@@ -32,7 +32,7 @@ from gradstats.plots import plot_variance, save_figure
 from gradstats.plots.marks import estimates_of
 from gradstats.plots.save import sample_size_of, write_sample_size
 from gradstats.plots.variance import short_rows
-from gradstats.report.figures import chosen_rows, draw_overlay, draw_run, styled
+from gradstats.report.figures import chosen_rows, draw_overlay, draw_run, figures_of, styled
 from gradstats.report.saved_results import SavedResults, read_results
 from gradstats.report.sweeps import DIFFERENCES, LISTED, TABLE, draw_sweep, read_sweep, read_sweep_list
 from gradstats.report.tables import markdown_escape
@@ -120,10 +120,22 @@ def take(run: Path, root: Path = HERE) -> Path:
             shutil.copyfile(run / name, target / name)
     for path in numbers_in(target):
         path.unlink()
-    for path in numbers_in(run, USED.get(target.name)):
-        (target / path.relative_to(run)).parent.mkdir(exist_ok=True)
-        shutil.copyfile(path, target / path.relative_to(run))
+    kept = USED.get(target.name)
+    for path in numbers_in(run, kept):
+        copy = target / path.relative_to(run)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, copy)
+        if kept is not None and path.suffix == ".json":
+            leave_out_beside(copy, kept)
     return target
+
+
+def leave_out_beside(state: Path, kept: Sequence[str]) -> None:
+    """Make an answer name those of the tables beside it alone that are kept."""
+    entries = read_json(state)
+    beside = {name: at for name, at in entries["further"].items() if name in kept}
+    if beside != entries["further"]:
+        write_json(state, {**entries, "further": beside})
 
 
 def numbers_in(folder: Path, names: Sequence[str] | None = None) -> list[Path]:
@@ -171,6 +183,8 @@ def _drawn(folder: Path, drawn: Path, venue: str) -> list[Path]:
     """Draw a run's figures, or at half the width those of a sweep, into another folder."""
     if not (folder / LISTED).exists():
         results = read_results(folder)
+        if not figures_of(results):  # the pages use a table alone
+            return []
         rows = results.figure_style.model_dump(include={"labels", "estimators", "order"})
         paths = draw_run(results, drawn, FiguresSection.model_validate({"venue": venue, **PICTURE, **rows}))
         return [*paths, *draw_methods(results, drawn, venue)] if folder.name == README_RUN else paths

@@ -12,6 +12,7 @@ from gradstats.answers import Answer
 from gradstats.config.experiment import find_experiment, read_experiment
 from gradstats.config.options import read_label
 from gradstats.estimators import recipes, registry
+from gradstats.report.saved_results import read_results
 from gradstats.system.files import write_json
 
 FIGURES = Path(__file__).parent.parent / "figures"
@@ -36,6 +37,13 @@ def test_what_is_committed_is_light():
     assert len(numbers) <= 420  # and some 35 pictures that pages show
     assert sum(path.stat().st_size for path in numbers) < 7e6
     assert {path.suffix for path in numbers} == {".csv", ".json", ".yaml", ".md", ".parquet", ".py"}
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(path.parent for path in FIGURES.glob("*/experiment.yaml")), ids=lambda one: one.name
+)
+def test_every_answer_of_a_committed_run_can_be_read(folder):
+    assert read_results(folder).left_out == ()  # and none that is named beside another is missing
 
 
 def test_committed_profiles_state_the_level_of_their_intervals():
@@ -76,6 +84,8 @@ def test_of_some_runs_the_answers_that_pages_use_are_taken(figures, tmp_path):
     left_out = {path.stem for path in figures.numbers_in(run)} - {path.stem for path in figures.numbers_in(folder)}
     assert {path.stem for path in figures.numbers_in(folder)} == {"alpha", "length_scaling", "variance"}
     assert left_out
+    figures.leave_out_beside(folder / "alpha.json", ["alpha"])
+    assert Answer.read(folder / "alpha").further == {}
 
 
 def test_rows_have_the_names_that_the_run_gives_them_and_figures_the_venue_s_width(figures, monkeypatch, tmp_path):
