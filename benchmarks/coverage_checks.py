@@ -622,14 +622,13 @@ def of_allocations(n_prompts: int) -> Part:
     chosen = [("rloo", size) for size in SIZES] + [(label, SIZE_OF_ALLOCATION) for label in ALLOCATED[1:]]
     exact = {(label, size): policy.moments(estimators.get(label), size) for label, size in chosen}
     reference = SIZE_OF_ALLOCATION * exact["rloo", SIZE_OF_ALLOCATION].trace_cov
-    length, signal = float(policy.probabilities @ policy.lengths), float(policy.gradient @ policy.gradient)
 
     def intervals(batch: Batch, scores: np.ndarray) -> Iterator[Record]:
         frame = gs.allocate(batch, ALLOCATED, scores, tokens=TOKENS, group_sizes=SIZES).to_frame(LEVEL)
         rows = frame.set_index(["estimator", "group_size"])
         for (label, size), moments in exact.items():
             noise, square = size * moments.matched_trace_cov, moments.coefficient**2
-            values = {"relative_noise": noise / reference, "noise_to_signal": noise * length / (TOKENS * signal)}
+            values = {"relative_noise": noise / reference}
             if label == "rloo":  # otherwise groups of all completions of a prompt do not separate the two
                 values |= {"within_prompt": moments.within_prompt / square}
                 values |= {"between_prompt": moments.between_prompt / square}

@@ -84,6 +84,7 @@ def test_of_some_runs_the_answers_that_pages_use_are_taken(figures, tmp_path):
     left_out = {path.stem for path in figures.numbers_in(run)} - {path.stem for path in figures.numbers_in(folder)}
     assert {path.stem for path in figures.numbers_in(folder)} == {"alpha", "length_scaling", "variance"}
     assert left_out
+    assert read_results(folder).left_out == ()
     figures.leave_out_beside(folder / "alpha.json", ["alpha"])
     assert Answer.read(folder / "alpha").further == {}
 

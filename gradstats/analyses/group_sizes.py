@@ -474,8 +474,8 @@ def variance_by_group_size(
         A :class:`GroupSizes`.
 
     Raises:
-        ValueError: for a batch-level estimator, for a size that no prompt has, as :func:`gradstats.compare`, and with
-            ``group_size`` as :func:`equivalent_group_size`.
+        ValueError: for a batch-level estimator, for a size that no prompt has, for sizes that leave the reference no
+            gradient, as :func:`gradstats.compare`, and with ``group_size`` as :func:`equivalent_group_size`.
 
     Example:
         >>> import numpy as np

@@ -257,9 +257,9 @@ def _answer(analysis: Analysis, label: str, given: Mapping[str, Any], named: Map
     for option in filter(settings.get, _OF_LABELS):  # unknown labels are refused before the imports
         try:
             analysis.estimators_in({option: settings[option]})
-        except KeyError as error:
+        except (KeyError, TypeError, ValueError) as error:
             dashes = "" if analysis.settings[option] in analysis.required else "--"
-            raise KeyError(f"{dashes}{option}: {error.args[0]}") from error
+            raise ValueError(f"{dashes}{option}: {error.args[0]}") from error
     experiment = _experiment_of(source)
     of_run = experiment.analyses.get(label)
     if isinstance(of_run, Mapping) and analysis.file_name({**of_run, **settings}) == analysis.file_name(of_run):

@@ -69,13 +69,17 @@ def with_ends(name: str) -> list[str]:
 def estimates_of(frame: pd.DataFrame, name: str) -> Float[np.ndarray, "rows 3"]:
     """Return an estimate of each row with the ends of its interval.
 
-    Intervals are cut to what is possible of a quantity, as they are where they are printed. An unbiased estimate that
-    lies outside is NaN here, and so is all of an interval that does, or that leaves nothing out without a value.
+    Intervals are cut to what is possible of a quantity of the comparison, as they are where they are printed. An
+    unbiased estimate that lies outside is NaN here, and so is all of an interval that does, or that leaves nothing out
+    without a value.
     """
     least, greatest = limits_of(name)
     estimates = frame[with_ends(name)].to_numpy(dtype=float, copy=True)
     impossible = (estimates[:, 1] > greatest) | (estimates[:, 2] < least)
     estimates[:, 1:] = np.clip(estimates[:, 1:], least, greatest)
+    slack = 1e-9 * np.abs(estimates[:, 0])
+    beyond = (estimates[:, 0] < least - slack) | (estimates[:, 0] > greatest + slack)
+    estimates[beyond, 0] = np.nan
     nothing = np.isnan(estimates[:, 0]) & (estimates[:, 1] <= least) & (estimates[:, 2] >= greatest)
     estimates[impossible | nothing] = np.nan
     return np.where(_outside(*estimates.T)[:, None] & [True, False, False], np.nan, estimates)

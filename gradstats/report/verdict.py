@@ -534,7 +534,8 @@ def _advice(
     rows, reference = noise_of(comparison), str(comparison.about.get("reference", ""))
     if not len(comparison.frame) or not comparison.frame["trace_cov"].notna().to_numpy().any():
         return None
-    of_reference = comparison.frame.loc[comparison.frame["estimator"] == reference, "trace_cov"]
+    frame, compared_size = of_first_size(comparison)
+    of_reference = frame.loc[frame["estimator"] == reference, "trace_cov"]
     if len(of_reference) and of_reference.isna().to_numpy().all():
         return Verdict("advice", f"Choose another reference: {naming(reference)} has no gradient; the notes say why.")
     if not any(one.is_reference for one in rows):
@@ -555,12 +556,17 @@ def _advice(
     best = None if allocation is None else allocation.about.get(BEST_SIZE)
     if best is not None and (drawn := completions_in_words(*best)):
         said.append(f"draw {drawn} of each prompt{whose}")
-    advised = reference if usable is None else usable.labels[0]
-    if batch_sizes is not None and (found := _critical_batch(batch_sizes, advised)) is not None:
-        (_, low, high), size = found
+    advised = (reference,) if usable is None else usable.labels
+    known = (
+        []
+        if batch_sizes is None
+        else [one for one in (_critical_batch(batch_sizes, label) for label in advised) if one]
+    )
+    if known:
+        (_, low, high), size = known[0]
         if math.isfinite(low):  # rounded as in the interval that another line states: outwards where it has one end
             prompts = round(low) if math.isfinite(high) else math.floor(low)
-            groups = _in_other_groups(size, of_first_size(comparison)[1])
+            groups = _in_other_groups(size, compared_size)
             said.append(f"train on at least {max(prompts, 1)} prompts per step{groups}")
     text = "; ".join(said)
     return Verdict("advice", f"{text[:1].upper()}{text[1:]}.")

@@ -339,7 +339,13 @@ def test_the_advice_is_what_is_resolved(row, advice):
 
 def test_where_the_reference_has_no_gradient_the_advice_is_another_one():
     silent = ("rloo", NAN, NAN, NAN, {"trace_cov": NAN})
-    assert said(silent, UNKNOWN)["advice"] == ("Choose another reference: rloo has no gradient; the notes say why.")
+    of_four = ("rloo", 1.0, 1.0, 1.0, {"group_size": 4})
+    in_ones = ("rloo", NAN, NAN, NAN, {"trace_cov": NAN, "group_size": 1})
+    assert (
+        said(in_ones, of_four)["advice"]
+        == said(silent, UNKNOWN)["advice"]
+        == ("Choose another reference: rloo has no gradient; the notes say why.")
+    )
 
 
 @pytest.mark.parametrize(

@@ -84,9 +84,11 @@ def test_a_bound_alone_is_a_triangle_that_the_legend_explains():
 
 
 def test_what_leaves_nothing_out_is_not_drawn():
-    frame = frame_of([[NAN, 0.0, INF], [NAN, -5.0, 3.0], [2.0, 0.0, INF], [-1.0, -3.0, -2.0]])
+    rows = [[NAN, 0.0, INF], [NAN, -5.0, 3.0], [2.0, 0.0, INF], [-1.0, -3.0, -2.0], [-2.0, -3.0, INF], [-2.0, NAN, NAN]]
+    frame = frame_of(rows)
     found = estimates_of(frame.rename(columns=lambda name: name.replace("x", "trace_cov")), "trace_cov")
-    np.testing.assert_array_equal(found, [[NAN, NAN, NAN], [NAN, 0.0, 3.0], [2.0, 0.0, INF], [NAN, NAN, NAN]])
+    np.testing.assert_array_equal(found[:3], [[NAN, NAN, NAN], [NAN, 0.0, 3.0], [2.0, 0.0, INF]])
+    assert np.isnan(found[3:]).all()
 
 
 def test_a_label_breaks_before_its_parameters_where_it_is_too_long():

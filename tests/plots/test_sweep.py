@@ -144,7 +144,7 @@ def test_checkpoints_stand_at_their_training_steps():
     assert heights(axes[3]) == [[3.0] * 8]  # of the reference alone
     (critical, below) = [heights for heights in heights(axes[4]) if heights]
     np.testing.assert_array_equal(critical, [40.0, np.nan, *[40.0] * 6])
-    assert below == [40.0]  # a caret at the lower end
+    assert below == [40.0]  # a triangle at the lower end
     assert axes[0].get_xlabel() == "training step"
     assert [label.get_text() for label in axes[0].get_xticklabels()] == ["0", "200", "400", "600"]
 
