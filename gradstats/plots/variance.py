@@ -405,6 +405,7 @@ def plot_variance_panels(
         ValueError: as :func:`plot_variance`, or when ``axes`` and ``values`` differ in number.
     """
     import matplotlib.pyplot as plt
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     frame = as_frame(table)
     require_columns(frame, ["estimator"], "draw what compare() gives")
@@ -417,8 +418,8 @@ def plot_variance_panels(
     if axes is None:
         height = _rows(frame, longest)[1] + 0.25 + sentence_height(sentence) + legend_height([], keys)
         size, ratios = (mpl.rcParams["figure.figsize"][0], height), [1.6, *[1.0] * (len(values) - 1)]
-        own, grid = plt.subplots(1, len(values), figsize=size, squeeze=False, width_ratios=ratios, layout="constrained")
-        own.get_layout_engine().set(w_pad=_APART)
+        layout = ConstrainedLayoutEngine(w_pad=_APART)
+        own, grid = plt.subplots(1, len(values), figsize=size, squeeze=False, width_ratios=ratios, layout=layout)
         axes = list(grid[0])
     if len(axes) != len(values):
         raise ValueError(f"axes holds {len(axes)} axes for {len(values)} values: give one for each")
