@@ -503,7 +503,7 @@ def variance_by_group_size(
         given = ", ".join(map(str, group_sizes))
         raise ValueError(
             f"group_sizes={given}: a group of {max(group_sizes)} leaves the reference, {reference.label}, no gradient: "
-            "choose larger groups, or another reference, as in reinforce"
+            "choose larger groups, or another reference, such as reinforce"
         )
     equivalents, best, notes, size = [], None, [], max(sizes, default=0) // 2
     if group_size is not None:  # refused before the comparison, which takes longer

@@ -79,7 +79,7 @@ def _hint(name: str) -> str:
     if near is not None:
         return f"did you mean {labels[near]!r}?"
     own = "module:function or path/to/file.py:function"
-    return f"`gradstats list estimators` shows all {len(labels)}; one of your own is called {own}"
+    return f"`gradstats list estimators` shows all {len(labels)}; write your own as {own}"
 
 
 def get_all(estimators: Iterable[str | Weighting]) -> list[Weighting]:

@@ -134,13 +134,13 @@ def interval_keys(frame: pd.DataFrame, names: Sequence[str], *, forest: bool = F
 
     color = ink()
     signs = [(without_interval, plt.Line2D([], [], color=color, linestyle="none", marker=CROSS, label=NO_INTERVAL))]
-    if not forest:
-        bounds = ((_known_below, "^", AT_LEAST), (_known_above, "v", AT_MOST))
-        hollow = {"color": color, "linestyle": "none", "markerfacecolor": "none"}
-        signs += [(found, plt.Line2D([], [], marker=marker, label=label, **hollow)) for found, marker, label in bounds]
     if forest:
         alone = plt.Line2D([], [], color=color, linestyle=DASHES, marker="|", label=INTERVAL_ALONE)
         signs.append((_interval_alone, alone))
+    else:
+        bounds = ((_known_below, "^", AT_LEAST), (_known_above, "v", AT_MOST))
+        hollow = {"color": color, "linestyle": "none", "markerfacecolor": "none"}
+        signs += [(found, plt.Line2D([], [], marker=marker, label=label, **hollow)) for found, marker, label in bounds]
     drawn = [estimates_of(frame, name) for name in names if set(with_ends(name)) <= set(frame)]
     return [key for found, key in signs if any(found(*rows.T).any() for rows in drawn)]
 

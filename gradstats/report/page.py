@@ -29,7 +29,6 @@ from gradstats.report.run_tables import level_of
 from gradstats.report.saved_results import SavedResults, read_results, refuse_inside_run, writing_into
 from gradstats.report.tables import Table
 from gradstats.report.verdict import (
-    LEFT_OUT,
     LOG,
     Verdict,
     headline,
@@ -229,7 +228,7 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
     for question in questions:
         question["notes"] = [one for one in question["notes"] if one not in shared]
     shown = {name for question in questions for name in question["figures"]}
-    not_read = [Verdict(LEFT_OUT, one.replace(" is left out", "", 1)) for one in run.left_out]
+    not_read = [Verdict("open", one) for one in run.left_out]
     return rendered(
         "report.html.j2",
         name=_log_of(run).get("source", run.name),

@@ -501,20 +501,20 @@ def _where(blocks: Answer) -> Verdict | None:
     return Verdict("where", f"All this is mostly of the {block}, which holds {share:.0%} of ‖S‖²; {remedy}.")
 
 
-def _critical_batch(batch_sizes: Answer, one: str) -> tuple[Triple, float] | None:
-    """Return the critical batch of an estimator, as readers see it, and its group size; None where it is not known."""
+def _critical_batch(batch_sizes: Answer, labels: Sequence[str]) -> tuple[Triple, float] | None:
+    """Return the critical batch of estimators that share it, as readers see it, and its group size; None if unknown."""
     frame = batch_sizes.frame
     sizes = frame["group_size"] if "group_size" in frame else [math.nan] * len(frame)
     criticals = triples_of(frame, "critical_batch", NOT_NEGATIVE)
     for label, size, critical in zip(frame["estimator"], sizes, criticals, strict=True):
-        if label == one and any(map(math.isfinite, critical)):
+        if label in labels and any(map(math.isfinite, critical)):
             return critical, float(size)
     return None
 
 
 def _batch(batch_sizes: Answer, naming: Naming, compared_size: float | None) -> Verdict | None:
     reference = str(batch_sizes.about.get("reference", "rloo"))
-    if (found := _critical_batch(batch_sizes, reference)) is None:
+    if (found := _critical_batch(batch_sizes, [reference])) is None:
         return None
     (critical, size), whose = found, naming(reference)
     whose += _in_other_groups(size, compared_size)
@@ -557,13 +557,8 @@ def _advice(
     if best is not None and (drawn := completions_in_words(*best)):
         said.append(f"draw {drawn} of each prompt{whose}")
     advised = (reference,) if usable is None else usable.labels
-    known = (
-        []
-        if batch_sizes is None
-        else [one for one in (_critical_batch(batch_sizes, label) for label in advised) if one]
-    )
-    if known:
-        (_, low, high), size = known[0]
+    if batch_sizes is not None and (found := _critical_batch(batch_sizes, advised)) is not None:
+        (_, low, high), size = found
         if math.isfinite(low):  # rounded as in the interval that another line states: outwards where it has one end
             prompts = round(low) if math.isfinite(high) else math.floor(low)
             groups = _in_other_groups(size, compared_size)

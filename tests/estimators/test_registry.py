@@ -51,7 +51,7 @@ def test_aliases_and_objects():
                 ("group_maen", "did you mean 'group_mean'"),
                 ("lenght_weighted(alpha=1)", "did you mean 'length_weighted'"),
                 ("recipe:grop", "did you mean 'recipe:grpo'"),
-                ("vcpo", "`gradstats list estimators` shows all \\d+; one of your own is called module:function"),
+                ("vcpo", "`gradstats list estimators` shows all \\d+; write your own as module:function"),
                 ("recipe:vapo2", "known are reinforce"),
             )
         ),

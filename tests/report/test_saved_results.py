@@ -182,7 +182,7 @@ def test_a_damaged_answer_is_named_and_the_others_are_shown(tmp_path, file, text
         run = read_results(folder)
     assert name not in run.answers
     assert len(run.answers) >= 6
-    assert f"<dt>left out: </dt><dd>{name}: " in report_page(run, svgs={})
+    assert f"<dt>open</dt><dd>{name} is left out: " in report_page(run, svgs={})
     assert ("" in answer_stems(folder).values()) == file.endswith("json")
 
 
