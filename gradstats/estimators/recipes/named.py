@@ -229,7 +229,7 @@ def _row(name: str, overrides: dict[str, Any]) -> dict[str, str]:
             raise TypeError(f"{PREFIX}{CUSTOM} needs a value for advantage: write {PREFIX}{CUSTOM}(advantage=rloo, …)")
         return {"advantage": overrides["advantage"]}
     near = nearest(name, names())
-    hint = f"did you mean {PREFIX + near!r}?" if near else f"known are {', '.join(names())}"
+    hint = f"did you mean {PREFIX + near!r}?" if near else f"`gradstats list recipes` shows all {len(names())}"
     raise KeyError(f"no recipe is called {name!r}: {hint}")
 
 
