@@ -109,12 +109,15 @@ smollm2: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf  ## downlo
 	@$(PIP) --editable '.[gguf,tasks]'
 	@$(BIN)/gradstats run smollm2
 
+# Runs whose experiments, near to those of others, lie beside their numbers.
+BY_PART := embedded_layers embedded_resolved_layers embedded_tokens_layers embedded_zoo_layers qwen_mawps_tokens_layers \
+	qwen_mawps_by_block
+# Sweeps of the shipped policy that are repeated in its layers.
+SWEPT := embedded_mismatch embedded_reinforced
 FOUND := embedded embedded_resolved embedded_tokens embedded_temperature embedded_temperature_scored_at_1 \
 	embedded_metric embedded_mismatch embedded_reinforced embedded_zoo \
 	smollm2 qwen_mawps qwen_adam qwen_mismatch qwen_stale qwen_sampler qwen_1_5b qwen_mawps_tokens qwen_gsm8k \
-	qwen_svamp $(BY_PART)
-# Runs whose experiments, near to those of others, lie beside their numbers.
-BY_PART := embedded_layers embedded_resolved_layers embedded_tokens_layers qwen_mawps_tokens_layers qwen_mawps_by_block
+	qwen_svamp qwen_1_5b_mawps $(BY_PART) $(SWEPT:%=%_layers)
 QWEN := models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf models/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf
 
 models/qwen2.5-coder-%b-instruct-q4_k_m.gguf: | $(VENV)/.base
@@ -126,7 +129,7 @@ data/%.jsonl:
 # The runs of docs/findings.md. Each goes on where it stopped; what needs no download comes first.
 findings: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(QWEN) data/mawps_singleop.jsonl data/gsm8k_test.jsonl data/svamp.jsonl  ## repeat the runs of docs/findings.md (hours; resumes), and write the pages
 	@$(PIP) --editable '.[gguf,tasks,trl]'
-	@set -e; for run in embedded embedded_resolved embedded_tokens embedded_zoo smollm2 qwen_mawps qwen_gsm8k qwen_svamp qwen_mawps_tokens qwen_1_5b; do \
+	@set -e; for run in embedded embedded_resolved embedded_tokens embedded_zoo smollm2 qwen_mawps qwen_gsm8k qwen_svamp qwen_mawps_tokens qwen_1_5b qwen_1_5b_mawps; do \
 		$(BIN)/gradstats run $$run; \
 	done
 	@set -e; for run in $(BY_PART); do $(BIN)/gradstats run figures/$$run/experiment.yaml --out runs/$$run; done
@@ -153,6 +156,7 @@ findings: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(QWEN) d
 	@set -e; for sweep in embedded_temperature embedded_temperature_scored_at_1 embedded_metric embedded_mismatch embedded_reinforced qwen_sampler; do \
 		$(BIN)/gradstats run $$sweep; \
 	done
+	@set -e; for sweep in $(SWEPT); do $(BIN)/gradstats run $$sweep --set measurement.params=layers --out runs/$${sweep}_layers; done
 	@$(BIN)/python -P experiments/varied_metric.py
 	@$(BIN)/python figures/redraw.py --take-run $(FOUND:%=runs/%)
 	@$(BIN)/python docs/results_pages.py

@@ -26,12 +26,14 @@ NAMES = {
     "qwen_gsm8k": "Qwen-0.5B on GSM8K",
     "qwen_svamp": "Qwen-0.5B on SVAMP",
     "qwen_1_5b": "Qwen-1.5B on GSM8K",
+    "qwen_1_5b_mawps": "Qwen-1.5B on MAWPS",
     "smollm2": "SmolLM2 on sums",
     "embedded_resolved": "embedded-2000",
     "embedded": "embedded-96",
     "embedded_layers": "embedded-96, layers",
     "embedded_resolved_layers": "embedded-2000, layers",
     "embedded_zoo": "embedded-240",
+    "embedded_zoo_layers": "embedded-240, layers",
     "embedded_zoo_stale": "embedded-240, stale",
     "zoo": "embedded-240",
     "qwen_mawps_tokens": "Qwen-0.5B on MAWPS",
@@ -58,7 +60,9 @@ class Number(NamedTuple):
         if self.high - self.low <= _ROUNDING * abs(self.value):
             return f"{self.value:.3g}"
         number, low, high = (self._fixed(end) for end in self)
-        return f"{number} [{low}, {high}]" if math.isfinite(self.high) else f"{number} [≥ {low}]"
+        if math.isfinite(self.high):
+            return f"{number} [{low}, {high}]"
+        return f"{number} [{self.at_least if self.low > 0 else f'≥ {low}'}]"
 
     @property
     def alone(self) -> str:
@@ -67,8 +71,13 @@ class Number(NamedTuple):
 
     @property
     def bounded(self) -> str:
-        """The number with its interval; where it is not resolved, its lower bound, rounded down."""
-        return f"≥ {_outwards(self.low, math.floor):g}" if math.isnan(self.value) and self.low > 0 else str(self)
+        """The number with its interval; where it is not resolved, its lower bound."""
+        return self.at_least if math.isnan(self.value) and self.low > 0 else str(self)
+
+    @property
+    def at_least(self) -> str:
+        """The lower end of the interval, rounded down to two significant digits."""
+        return f"≥ {_outwards(self.low, math.floor):g}"
 
     @property
     def at_most(self) -> str:

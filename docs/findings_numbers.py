@@ -30,7 +30,7 @@ from gradstats.reference import EnumeratedPolicy
 from gradstats.report.saved_results import completion_means, read_results
 
 #: Runs of real weights, and all whose α is compared, in the order of tables.
-REAL = ("qwen_mawps", "qwen_gsm8k", "qwen_svamp", "qwen_1_5b", "smollm2")
+REAL = ("qwen_mawps", "qwen_gsm8k", "qwen_svamp", "qwen_1_5b", "qwen_1_5b_mawps", "smollm2")
 RUNS = (*REAL, "embedded_resolved", "embedded")
 #: Runs whose group sizes are compared.
 SIZED = ("qwen_mawps", "qwen_gsm8k", "embedded_resolved", "embedded_resolved_layers")
@@ -38,7 +38,7 @@ SIZED = ("qwen_mawps", "qwen_gsm8k", "embedded_resolved", "embedded_resolved_lay
 WITH_CURVES = SIZED
 LEARNED = ("qwen_mawps", "qwen_svamp", "embedded_resolved", "embedded_resolved_layers")
 #: Runs whose signal is hardly resolved in small groups: their estimators are compared by variance alone.
-VARIANCES = ("qwen_mawps_by_block", "qwen_svamp")
+VARIANCES = ("qwen_mawps_by_block", "qwen_svamp", "qwen_1_5b_mawps")
 #: Checkpoints of reinforcement learning.
 STEPS = (0, 10, 20, 30, 40)
 EXPONENT, SHIFT = "curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta"
@@ -218,7 +218,7 @@ def bias(share: Number) -> str:
 
 def shares_of_bias(label: str) -> dict[str, Number]:
     """Return the bias of an estimator as a share of the squared error, in the runs that resolve it or bound it."""
-    found = {run: ratio(run, label, "matched_bias_share") for run in RUNS}
+    found = {run: ratio(run, label, "matched_bias_share") for run in (*RUNS, "embedded_resolved_layers")}
     return {run: share for run, share in found.items() if share is not None and not math.isnan(share.value)}
 
 
@@ -310,17 +310,18 @@ def paired_layers_apart() -> list[str]:
     return [block for block, difference in found if block.startswith("layers.") and difference.excludes(0)]
 
 
-def at_step(step: int, column: str, label: str = "rloo", all_rows: bool = False) -> Number | None:
-    """Return a quantity of an estimator at a checkpoint of reinforcement learning."""
-    cell = f"name=checkpoint-{step}"
-    return of("embedded_reinforced", "sweep", column, all_rows, estimator=label, cell=cell)
+def at_step(
+    step: int, column: str, label: str = "rloo", all_rows: bool = False, sweep: str = "embedded_reinforced"
+) -> Number | None:
+    """Return a quantity of an estimator at a checkpoint of reinforcement learning, of all parameters or the layers."""
+    return of(sweep, "sweep", column, all_rows, estimator=label, cell=f"name=checkpoint-{step}")
 
 
-def sides_along_training() -> list[dict[str, list[int]]]:
+def sides_along_training(sweep: str) -> list[dict[str, list[int]]]:
     """Return the estimators below and above RLOO, corrected for comparing all rows of a step, and the steps."""
-    labels = table("embedded_reinforced", "sweep")["estimator"].unique()
+    labels = table(sweep, "sweep")["estimator"].unique()
     found = {
-        label: {step: at_step(step, "matched_ratio", label, all_rows=True) for step in STEPS}
+        label: {step: at_step(step, "matched_ratio", label, all_rows=True, sweep=sweep) for step in STEPS}
         for label in labels
         if label not in ("rloo", "reinforce")
     }
@@ -369,9 +370,9 @@ CORRECTIONS = {
 }
 
 
-def mismatches() -> dict[str, Mismatch]:
-    """Return what the sweep over mismatches gives, by the name of the difference."""
-    frame, cells = table("embedded_mismatch", "sweep"), record("embedded_mismatch", "manifest")["cells"]
+def mismatches(sweep: str = "embedded_mismatch") -> dict[str, Mismatch]:
+    """Return what a sweep over mismatches gives, by the name of the difference."""
+    frame, cells = table(sweep, "sweep"), record(sweep, "manifest")["cells"]
     return {
         name: Mismatch(
             frame[frame["cell"] == cell].set_index("estimator"),
@@ -436,7 +437,7 @@ def proxies(runs: tuple[str, ...], name: str, quantity: str) -> list[Number]:
 def model_differences() -> tuple[int, dict[str, Number]]:
     """Return how many differences of α between models are resolved, and those from the published points.
 
-    Each model stands by its run with the narrowest interval.
+    Each model stands by its run with the narrowest interval. The count is corrected for comparing all pairs.
     """
     chosen: dict[str, str] = {}
     for run in RUNS:
@@ -447,7 +448,7 @@ def model_differences() -> tuple[int, dict[str, Number]]:
     alphas = {NAMES[run]: alpha(run) for run in chosen.values()} | {"": published_alpha()}
     pairs = [one.minus(other) for one, other in combinations(alphas.values(), 2) if one and other]
     published = {name: one.minus(alphas[""]) for name, one in alphas.items() if name}
-    return sum(one.excludes(0) for one in pairs), published
+    return sum(one.widened(len(pairs)).excludes(0) for one in pairs), published
 
 
 def curved() -> list[str]:

@@ -40,6 +40,9 @@ OTHER_COMMANDS = {
     "embedded_layers": "gradstats run embedded --set measurement.params=layers",
     "embedded_resolved_layers": "gradstats run embedded_resolved --set measurement.params=layers",
     "embedded_tokens_layers": "gradstats run embedded_tokens --set measurement.params=layers",
+    "embedded_zoo_layers": "gradstats run embedded_zoo --set measurement.params=layers",
+    "embedded_reinforced_layers": "gradstats run embedded_reinforced --set measurement.params=layers",
+    "embedded_mismatch_layers": "gradstats run embedded_mismatch --set measurement.params=layers",
     "qwen_mawps_tokens_layers": (
         "gradstats run figures/qwen_mawps_tokens_layers/experiment.yaml --out runs/qwen_mawps_tokens_layers"
     ),

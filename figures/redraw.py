@@ -47,27 +47,41 @@ OF_SWEEPS = (TABLE, LISTED, BLOCKS)
 PICTURE = {"formats": ["png"]}
 STAMP = "drawn_from.json"
 #: What the pages say of each run, of group sizes, of tokens and of curves, with the answers that these include.
-_EACH = ("alpha", "length_scaling", "variance")
-_SIZES = (*_EACH, "group_sizes", "equivalent_group_size", "allocation")
+_ALONE = ("alpha", "variance")
+_EACH = (*_ALONE, "length_scaling")
+_SIZES = (*_EACH, "group_sizes", "allocation")
 _TOKENS = ("tokens", "token_traces", "token_sample", "token_profiles")
 _CURVES = ("curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta")
 #: Runs of which pages and pictures use these answers alone: others are not copied.
 USED = {
-    **dict.fromkeys(("embedded_zoo_stale", "qwen_mismatch", "qwen_stale"), _EACH),
-    **dict.fromkeys(("qwen_1_5b", "qwen_adam"), (*_EACH, "alpha_by_block")),
+    **dict.fromkeys(("embedded_zoo_stale", "qwen_mismatch", "qwen_stale"), _ALONE),
+    "qwen_1_5b": (*_EACH, "alpha_by_block"),
+    "qwen_adam": (*_ALONE, "alpha_by_block"),
     **dict.fromkeys(
         ("embedded_resolved", "qwen_mawps"),
-        (*_SIZES, *_CURVES, "alpha_by_block", "batch_size", "optimal_baselines", "success_bins"),
+        (
+            *_SIZES,
+            *_CURVES,
+            "alpha_by_block",
+            "batch_size",
+            "equivalent_group_size",
+            "optimal_baselines",
+            "success_bins",
+        ),
     ),
-    "embedded_layers": (*_EACH, "optimal_baselines"),
+    "embedded_layers": (*_ALONE, "optimal_baselines"),
     "embedded_resolved_layers": (*_SIZES, *_CURVES, "optimal_baselines"),
-    **dict.fromkeys(("embedded_tokens_layers", "qwen_mawps_tokens_layers"), ("tokens",)),
-    "embedded_zoo": (*_SIZES, "alpha_by_block", "success_bins"),
+    "embedded_tokens_layers": ("tokens", "token_profiles"),
+    "qwen_mawps_tokens_layers": ("tokens",),
+    "qwen_mawps_otb": ("tokens", "variance"),
+    "embedded_zoo": (*_SIZES, "alpha_by_block", "equivalent_group_size", "success_bins"),
+    "embedded_zoo_layers": ("variance",),
     "qwen_gsm8k": (*_SIZES, *_CURVES),
     "qwen_mawps_tokens": (*_EACH, *_TOKENS),
     **dict.fromkeys(
         ("qwen_mawps_by_block", "qwen_svamp"), (*_EACH, "alpha_by_block", "optimal_baselines", "variance_by_block")
     ),
+    "qwen_1_5b_mawps": (*_EACH, "alpha_by_block", "variance_by_block", "proxies", "log_noise"),
     "smollm2": (*_EACH, "alpha_by_block", "group_sizes"),
 }
 #: The run that README shows, and under which names: the methods that trainers offer.

@@ -82,7 +82,7 @@ def test_of_some_runs_the_answers_that_pages_use_are_taken(figures, tmp_path):
     (tmp_path / "figures").mkdir()
     folder = figures.take(run, tmp_path / "figures")
     left_out = {path.stem for path in figures.numbers_in(run)} - {path.stem for path in figures.numbers_in(folder)}
-    assert {path.stem for path in figures.numbers_in(folder)} == {"alpha", "length_scaling", "variance"}
+    assert {path.stem for path in figures.numbers_in(folder)} == {"alpha", "variance"}
     assert left_out
     assert read_results(folder).left_out == ()
     figures.leave_out_beside(folder / "alpha.json", ["alpha"])
