@@ -141,6 +141,8 @@ findings: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(QWEN) d
 		$(BIN)/gradstats ask runs/$$run optimal_baselines; \
 	done
 	@set -e; for run in embedded_tokens embedded_tokens_layers qwen_mawps_tokens qwen_mawps_tokens_layers; do $(BIN)/gradstats ask runs/$$run tokens; done
+	@$(BIN)/gradstats log runs/qwen_1_5b_mawps --out runs/log_of_qwen_1_5b_mawps
+	@cp runs/log_of_qwen_1_5b_mawps/tables/log_noise.* runs/qwen_1_5b_mawps/tables/
 	@set -e; for run in qwen_mawps_by_block qwen_svamp; do for size in 2 4; do \
 		$(BIN)/gradstats ask runs/$$run optimal_baselines --group-size $$size --overwrite --out figures/group_sizes/$${run}_learned_$$size.csv; \
 	done; done

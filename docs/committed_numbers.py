@@ -206,7 +206,7 @@ def published_alpha() -> Number:
     return Number(fit.alpha, *fit.confidence_interval())
 
 
-def paired_alpha(one: pd.DataFrame, other: pd.DataFrame) -> Number:
-    """Return the difference of α of two tables of completions of the same prompts."""
-    found = alpha_difference(one, other)
+def paired_alpha(one: str, other: str) -> Number:
+    """Return the difference of α of two runs with prompts in common, in pairs."""
+    found = alpha_difference(table(one, "length_scaling"), table(other, "length_scaling"))
     return Number(found.difference, *found.confidence_interval())

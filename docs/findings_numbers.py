@@ -117,6 +117,12 @@ def effective_prompts(run: str, label: str = "rloo") -> float:
     return float(found["n_effective_prompts"].iloc[-1]) if "n_effective_prompts" in found and len(found) else math.nan
 
 
+def effective_along(sweep: str) -> tuple[float, float]:
+    """Return the least and the most effective prompts of RLOO in the cells of a sweep."""
+    found = rows(sweep, "sweep", estimator="rloo")["n_effective_prompts"]
+    return float(found.min()), float(found.max())
+
+
 def fewer_than(count: int) -> list[str]:
     """Return the runs in which fewer effective prompts carry the variance of groups."""
     return [run for run in (*RUNS, "embedded_zoo", "embedded_layers") if effective_prompts(run) < count]
@@ -226,11 +232,6 @@ def biased_rows(label: str) -> Iterator[tuple[str, str, str]]:
     """Yield each run with the cosine and the bias of an estimator, as they are written."""
     for run, share in shares_of_bias(label).items():
         yield run, at_least(ratio(run, label, "cosine")), bias(share)
-
-
-def largest_bias(label: str) -> Number:
-    """Return the bias of an estimator in the run that bounds it least."""
-    return max(shares_of_bias(label).values(), key=lambda share: share.high)
 
 
 def alphas() -> dict[str, Number]:

@@ -69,7 +69,12 @@ USED = {
             "success_bins",
         ),
     ),
+    "embedded": (
+        *(*_SIZES, *_CURVES, "alpha_by_block", "batch_size", "equivalent_group_size", "optimal_baselines"),
+        *("ratios", "ratio_clipping"),
+    ),
     "embedded_layers": (*_ALONE, "optimal_baselines"),
+    "embedded_values": (*_SIZES, *_TOKENS, "critic", "length_bins", "ratio_clipping"),
     "embedded_resolved_layers": (*_SIZES, *_CURVES, "optimal_baselines"),
     "embedded_tokens_layers": ("tokens", "token_profiles"),
     "qwen_mawps_tokens_layers": ("tokens",),

@@ -162,15 +162,14 @@ def code_of(page: Path) -> str:
 
 
 def words(page: Path) -> int:
-    """How many words a page has outside its tables."""
-    return sum(len(line.split()) for line in page.read_text("utf-8").splitlines() if not line.startswith("|"))
+    return len(page.read_text("utf-8").split())
 
 
 def test_pages_stay_short():
     assert words(ROOT / "README.md") <= 900
     assert words(ROOT / "CHANGELOG.md") <= 800
     written = {*(ROOT / "docs").glob("*.md")} - {ROOT / "docs" / "experiment_file.md"}  # grows with each setting
-    assert sum(map(words, written)) <= 10_850
+    assert sum(map(words, written)) <= 19_400
 
 
 def test_numbers_of_the_first_pages_are_those_of_the_findings(docs_module):
