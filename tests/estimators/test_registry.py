@@ -52,7 +52,7 @@ def test_aliases_and_objects():
                 ("lenght_weighted(alpha=1)", "did you mean 'length_weighted'"),
                 ("recipe:grop", "did you mean 'recipe:grpo'"),
                 ("vcpo", "`gradstats list estimators` shows all \\d+; write your own as module:function"),
-                ("recipe:vapo2", "known are reinforce"),
+                ("recipe:vapo2", "`gradstats list recipes` shows all \\d+"),
             )
         ),
         (lambda: est.get("kimi(0.5)"), ValueError, "write it as name"),
