@@ -80,7 +80,7 @@ USED = {
     "qwen_mawps_tokens_layers": ("tokens",),
     "qwen_mawps_otb": ("tokens", "variance"),
     "embedded_zoo": (*_SIZES, "alpha_by_block", "equivalent_group_size", "success_bins"),
-    "embedded_zoo_layers": ("variance",),
+    "embedded_zoo_layers": ("variance", "equivalent_group_size"),
     "qwen_gsm8k": (*_SIZES, *_CURVES),
     "qwen_mawps_tokens": (*_EACH, *_TOKENS),
     **dict.fromkeys(

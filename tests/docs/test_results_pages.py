@@ -104,7 +104,6 @@ def test_a_word_that_no_longer_fits_its_interval_is_named_with_its_sentence(page
         ("qwen_mawps", "variance", {"estimator": "james_stein"}, 0.85, 0.99, "matched_ratio", "fails in groups of 8"),
         ("embedded_resolved", "success_bins", {"success_low": 0.5}, 0.5, 0.6, "share_of_gradient", "not resolved"),
         ("embedded_resolved", "success_bins", {"success_low": 0.5}, 0.1, 0.2, "share_of_gradient", "not resolved"),
-        ("embedded_zoo", "variance", {"estimator": "otb(loo=True)"}, 0.95, 0.99, "matched_ratio", "not resolved"),
     ],
 )
 def test_a_verdict_on_a_claim_that_changes_is_named(pages, other_figures, run, name, row, low, high, column, verdict):
