@@ -52,33 +52,19 @@ _EACH = (*_ALONE, "length_scaling")
 _SIZES = (*_EACH, "group_sizes", "allocation")
 _TOKENS = ("tokens", "token_traces", "token_sample", "token_profiles")
 _CURVES = ("curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta")
+_LEARNED = (*_SIZES, *_CURVES, "alpha_by_block", "batch_size", "equivalent_group_size", "optimal_baselines")
 #: Runs of which pages and pictures use these answers alone: others are not copied.
 USED = {
     **dict.fromkeys(("embedded_zoo_stale", "qwen_mismatch", "qwen_stale"), _ALONE),
     "qwen_1_5b": (*_EACH, "alpha_by_block"),
     "qwen_adam": (*_ALONE, "alpha_by_block"),
-    **dict.fromkeys(
-        ("embedded_resolved", "qwen_mawps"),
-        (
-            *_SIZES,
-            *_CURVES,
-            "alpha_by_block",
-            "batch_size",
-            "equivalent_group_size",
-            "optimal_baselines",
-            "success_bins",
-        ),
-    ),
-    "embedded": (
-        *(*_SIZES, *_CURVES, "alpha_by_block", "batch_size", "equivalent_group_size", "optimal_baselines"),
-        *("ratios", "ratio_clipping"),
-    ),
+    **dict.fromkeys(("embedded_resolved", "qwen_mawps"), (*_LEARNED, "success_bins")),
+    "embedded": (*_LEARNED, "ratios", "ratio_clipping"),
     "embedded_layers": (*_ALONE, "optimal_baselines"),
     "embedded_values": (*_SIZES, *_TOKENS, "critic", "length_bins", "ratio_clipping"),
     "embedded_resolved_layers": (*_SIZES, *_CURVES, "optimal_baselines"),
     "embedded_tokens_layers": ("tokens", "token_profiles"),
     "qwen_mawps_tokens_layers": ("tokens",),
-    "qwen_mawps_otb": ("tokens", "variance"),
     "embedded_zoo": (*_SIZES, "alpha_by_block", "equivalent_group_size", "success_bins"),
     "embedded_zoo_layers": ("variance", "equivalent_group_size"),
     "qwen_gsm8k": (*_SIZES, *_CURVES),
