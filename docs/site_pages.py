@@ -37,12 +37,10 @@ OTHER_COMMANDS = {
     "alpha_over_lengths": "python experiments/alpha_over_lengths.py",
     "batch_size": "python experiments/alignment_of_batches.py",
     "batch_size_training": "python experiments/batch_sizes_in_training.py",
-    "embedded_layers": "gradstats run embedded --set measurement.params=layers",
-    "embedded_resolved_layers": "gradstats run embedded_resolved --set measurement.params=layers",
-    "embedded_tokens_layers": "gradstats run embedded_tokens --set measurement.params=layers",
-    "embedded_zoo_layers": "gradstats run embedded_zoo --set measurement.params=layers",
-    "embedded_reinforced_layers": "gradstats run embedded_reinforced --set measurement.params=layers",
-    "embedded_mismatch_layers": "gradstats run embedded_mismatch --set measurement.params=layers",
+    **{
+        f"embedded{run}_layers": f"gradstats run embedded{run} --set measurement.params=layers"
+        for run in ("", "_resolved", "_tokens", "_zoo", "_reinforced", "_mismatch")
+    },
     "qwen_mawps_tokens_layers": (
         "gradstats run figures/qwen_mawps_tokens_layers/experiment.yaml --out runs/qwen_mawps_tokens_layers"
     ),

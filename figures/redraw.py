@@ -46,7 +46,7 @@ BLOCKS = "blocks.csv"
 OF_SWEEPS = (TABLE, LISTED, BLOCKS)
 PICTURE = {"formats": ["png"]}
 STAMP = "drawn_from.json"
-#: What the pages say of each run, of group sizes, of tokens and of curves, with the answers that these include.
+#: What the pages say of each run, also with the points of its fit; of group sizes, of tokens and of curves.
 _ALONE = ("alpha", "variance")
 _EACH = (*_ALONE, "length_scaling")
 _SIZES = (*_EACH, "group_sizes", "allocation")
