@@ -15,25 +15,31 @@ GIB = 1024**3
 _MIB = 1024**2
 # Four statistics of each token in float64, its id and its sampler's log-probability.
 _BYTES_PER_TOKEN = 4 * 8 + 8
-_BYTES_PER_SKETCH_ENTRY = 4
+_BYTES_PER_SKETCH_ENTRY, _BYTES_PER_WEIGHT = 4, 8
 
 
-def measured_bytes(rollouts: Rollouts, section: MeasurementSection, n_blocks: int = 0) -> int:
-    """Return an upper bound of the disk space that a measurement takes, in bytes; ``n_blocks`` of sketches by block."""
+def measured_bytes(rollouts: Rollouts, section: MeasurementSection, n_blocks: int = 0, n_weightings: int = 0) -> int:
+    """Return an upper bound of the disk space that a measurement takes, in bytes; see :func:`bytes_of_sequences`."""
     lengths = rollouts.frame["completion_tokens"].map(len).to_numpy()
     counted = zip(*np.unique(lengths, return_counts=True), strict=True)
-    return sum(bytes_of_sequences(int(length), int(n), section, n_blocks) for length, n in counted)
+    return sum(bytes_of_sequences(int(length), int(n), section, n_blocks, n_weightings) for length, n in counted)
 
 
-def bytes_of_sequences(length: int, n: int, section: MeasurementSection, n_blocks: int = 0) -> int:
-    """Return an upper bound of the disk space that ``n`` sequences of ``length`` tokens take, in bytes."""
+def bytes_of_sequences(
+    length: int, n: int, section: MeasurementSection, n_blocks: int = 0, n_weightings: int = 0
+) -> int:
+    """Return an upper bound of the disk space that ``n`` sequences of ``length`` tokens take, in bytes.
+
+    Sketches are kept of the whole and of ``n_blocks``, and the same again, with its weights of tokens, of each of
+    ``n_weightings`` further weightings.
+    """
     sketch_dim, probes, exact = section.sketch_dim or 0, section.token_probes, section.token_exact
     # The heaviest tokens that hold a share of a sum are at most that share of all tokens.
     heavy = min(length, math.ceil(exact * length) if 0 < exact < 1 else int(exact))
     item = np.dtype(section.token_dtype).itemsize
     return n * (
-        length * (_BYTES_PER_TOKEN + probes * item)
-        + sketch_dim * (1 + n_blocks) * _BYTES_PER_SKETCH_ENTRY
+        length * (_BYTES_PER_TOKEN + probes * item + n_weightings * _BYTES_PER_WEIGHT)
+        + sketch_dim * (1 + n_blocks) * (1 + n_weightings) * _BYTES_PER_SKETCH_ENTRY
         + heavy * (sketch_dim * item + 16)
     )
 

@@ -141,9 +141,7 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
     if experiment.reference_policy:  # its weights are held as well
         memory += sum(one.numel() * one.element_size() for one in policy.model.parameters()) / GIB
     continuations = experiment.values.monte_carlo * plan.n_completions / experiment.values.batch_size
-    disk = bytes_of_sequences(cap, n_gradients, experiment.measurement, n_blocks)
-    disk += measured * n_gradients * 4 * (experiment.measurement.sketch_dim or 0) * (1 + n_blocks)
-    disk += len(possible.advantages) * plan.n_completions * cap * 8  # their token weights are kept
+    disk = bytes_of_sequences(cap, n_gradients, experiment.measurement, n_blocks, measured)
     return CostEstimate(
         len(plan.problems),
         plan.n_completions,

@@ -140,7 +140,7 @@ def _measure(
         parts = {number: tables[number].select(mask) for number, mask in enumerate(masks) if mask.any()}
     some = [*parts.values()]
     unmeasured = Rollouts.concatenate([parts[number] for number in missing if number in parts] or some)
-    # Sketches by block are not counted: how many blocks there are is known only where the model is.
+    # Again below: how many blocks there are, and which weightings are needed, is known only where the model is.
     require_space(run.measurement, measured_bytes(unmeasured, section))
     # Shards of one measurement hold the same weightings and sketches; the newest has the latest self-check.
     done = agreed(
@@ -154,6 +154,8 @@ def _measure(
             # Of weightings by ratios, which the first shards decided on, all shards hold the same.
             further = possible_weightings(run.experiment).advantages
             names = tuple(dict.fromkeys([*earlier.weighted, *further]))
+        n_blocks = len(session.selection.block_names) if section.block_sketches else 0
+        require_space(run.measurement, measured_bytes(unmeasured, section, n_blocks, len(names)))
         values = StoredValues(run.values) if any(map(is_of_estimator, names)) else None
         if values is not None and done is not None and earlier is not None:
             _refuse_other_advantages(run, earlier, tables[done], values.of_shard(done, tables[done]))

@@ -317,10 +317,9 @@ def test_it_is_an_upper_bound_of_the_tensors(tmp_path):
     measured = measured_by_hand(n=40)
     measured.save(tmp_path / "m")
     section = MeasurementSection(sketch_dim=8, token_probes=3, token_exact=2)
-    header = 4096
-    weighted = len(measured) * (3 * 8 * 4 + 2 * 8)
+    header, norms = 4096, 4 * 8 * len(measured)
     tensors = (tmp_path / "m" / "tensors.safetensors").stat().st_size
-    assert tensors < measured_bytes(measured.rollouts, section, 2) + weighted + 2 * 8 * len(measured) + header
+    assert tensors < measured_bytes(measured.rollouts, section, 2, 1) + norms + header
     added = measured_bytes(measured.rollouts, section, 2) - measured_bytes(measured.rollouts, section)
     assert added == measured.sketches_by_block.nbytes
 

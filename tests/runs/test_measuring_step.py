@@ -18,6 +18,7 @@ from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED
 from gradstats.estimators.recipes.weightings import weighting_names
 from gradstats.gradients import MeasuringSession
 from gradstats.gradients.checks.self_check import CheckedSequences
+from gradstats.measurement.disk_size import measured_bytes
 from gradstats.measurement.measurement import read_measurement
 from gradstats.policy.checkpoint import checkpoint_names
 from gradstats.rollouts.table import Rollouts
@@ -239,6 +240,16 @@ def test_a_measurement_that_does_not_fit_on_the_disk_is_refused_before_it_begins
     monkeypatch.setattr(MeasuringSession, "open", lambda *_, **__: pytest.fail("the measurement has begun"))
     with pytest.raises(OSError, match=r"takes up to [\d.]+ MiB, and .*measurement has 0\.0 MiB left: measure with"):
         run_experiment(experiment, tmp_path / "run", progress=False)
+
+
+def test_sketches_by_block_must_fit_on_the_disk_as_well(experiment, finished, tmp_path, monkeypatch):
+    section = experiment.measurement.model_copy(update={"block_sketches": True})
+    by_block = experiment.model_copy(update={"measurement": section})
+    alone = measured_bytes(finished.measured.rollouts, section)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=alone))
+    monkeypatch.setattr(MeasuringSession, "measure", lambda *_, **__: pytest.fail("the measurement has begun"))
+    with pytest.raises(OSError, match=r"takes up to [\d.]+ MiB, and .*measurement has"):
+        run_experiment(by_block, tmp_path / "run", progress=False)
 
 
 def test_only_the_missing_shard_is_measured_again(experiment, finished, tmp_path, monkeypatch):
