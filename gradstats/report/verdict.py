@@ -559,10 +559,11 @@ def _advice(
     advised = (reference,) if usable is None else usable.labels
     if batch_sizes is not None and (found := _critical_batch(batch_sizes, advised)) is not None:
         (_, low, high), size = found
-        if math.isfinite(low):  # rounded as in the interval that another line states: outwards where it has one end
-            prompts = round(low) if math.isfinite(high) else math.floor(low)
+        if math.isfinite(low):  # the number that another line states: a bound alone, or the end of an interval
+            least = max(low, 1.0)
+            bound = f"≥ {least:.0f}" if math.isfinite(high) else format_estimate(math.nan, least, math.inf)
             groups = _in_other_groups(size, compared_size)
-            said.append(f"train on at least {max(prompts, 1)} prompts per step{groups}")
+            said.append(f"train on {bound.replace('≥', 'at least')} prompts per step{groups}")
     text = "; ".join(said)
     return Verdict("advice", f"{text[:1].upper()}{text[1:]}.")
 

@@ -369,6 +369,14 @@ def test_the_advice_names_completions_and_prompts_as_far_as_they_are_known(best,
     assert text == "; ".join(filter(None, ["Keep rloo", advice, train])) + "."
 
 
+def test_a_bound_on_the_batch_is_one_number_in_both_lines():
+    columns = {"estimator": "rloo", "critical_batch": NAN, "critical_batch_low": 269.3, "critical_batch_high": math.inf}
+    answer = Answer("batch_size", pd.DataFrame([columns]), {"reference": "rloo"})
+    texts = {one.topic: one.text for one in verdicts(None, comparison_of(RLOO), batch_sizes=answer)}
+    assert "at least 260 prompts" in texts["batch"]
+    assert "at least 260 prompts" in texts["advice"]
+
+
 @pytest.mark.parametrize(("row", "prompts"), [(BETTER, 21), (("grpo", 0.99, 0.9, 1.1, {}), 37)])
 def test_the_batch_of_the_advice_is_that_of_the_estimator_that_it_names(row, prompts):
     frame = pd.DataFrame({"estimator": ["rloo", "grpo"], "critical_batch": [62.0, 40.0]})
