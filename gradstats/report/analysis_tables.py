@@ -395,7 +395,9 @@ def _judged(row: Mapping[Hashable, Any], ranking: Ranking, limits: Limits) -> fl
 def _scale(row: Mapping[Hashable, Any], ranking: Ranking) -> float:
     if not ranking.scale:
         return 1.0
-    return math.sqrt(row[ranking.scale]) if ranking.scale == "ratio" else float(row[ranking.scale])
+    scale = float(row[ranking.scale])
+    # An unbiased estimate of a variance may be negative.
+    return math.sqrt(scale) if ranking.scale == "ratio" and scale > 0 else scale
 
 
 def _common_scale(scales: Sequence[float]) -> float:

@@ -197,6 +197,11 @@ RLOO = ("rloo", 1.0, 1.0, 1.0, {})
 NAN = math.nan
 
 
+def test_an_estimate_of_a_variance_may_be_negative():
+    rows = [(label, NAN, NAN, NAN, {"ratio": -1.5}) for label in ("causal_optimal", "mine")]
+    assert "not resolved: causal_optimal and mine;" in "\n".join(noise_table(comparison_of(RLOO, *rows), most=5))
+
+
 def test_rows_of_noise_leave_room_for_what_follows():
     rows = [(f"mine_{at}", 1.0 + at / 10, 0.9 + at / 10, 1.1 + at / 10, {}) for at in range(1, 41)]
     assert 20 < len(first_screen("a run", [], comparison_of(RLOO, *rows), ["what follows"] * 5)) <= LINES
