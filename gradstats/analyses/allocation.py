@@ -13,6 +13,7 @@ import numpy.typing as npt
 from gradstats import estimators as families
 from gradstats.analyses.allotment import GROUPS_NEEDED, noise_of_rules
 from gradstats.analyses.declaration import (
+    NO_GROUPS,
     Analysis,
     AnalysisFigure,
     Ranking,
@@ -371,7 +372,7 @@ def _sizes(group_sizes: Sequence[int] | None, batch: Batch) -> tuple[list[int], 
     """Return the group sizes in order, and the number of completions that every prompt counted has."""
     smallest = int(batch.group_sizes.min())
     if smallest < 2:
-        raise ValueError("a prompt has a single completion, and groups need two: sample more, or leave that prompt out")
+        raise ValueError(NO_GROUPS)
     if group_sizes is None:
         measured = powers_of_two(smallest)
         sizes, most = [*measured, 2 * measured[-1], 4 * measured[-1]], smallest

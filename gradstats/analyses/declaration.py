@@ -551,6 +551,10 @@ def group_level_estimators(
     return [one for one, reason in pairs if reason is None and not one.across_groups]
 
 
+#: Why groups of completions cannot be asked about.
+NO_GROUPS = "a prompt has a single completion, and groups need two: sample more, or leave that prompt out"
+
+
 def missing_sketches(measured: Measurement) -> str:
     """Return why inner products of gradients cannot be asked for; "" where they can."""
     return "" if measured.sketches is not None else NO_SKETCHES
@@ -558,8 +562,7 @@ def missing_sketches(measured: Measurement) -> str:
 
 def without_groups(measured: Measurement) -> str:
     """Return why groups of completions cannot be asked about; "" where they can."""
-    single = "" if most_completions(measured) > 1 else "a prompt has a single completion: sample more, in groups"
-    return missing_sketches(measured) or single
+    return missing_sketches(measured) or ("" if most_completions(measured) > 1 else NO_GROUPS)
 
 
 def measured_group_sizes(measured: Measurement | MeasuredGradients) -> list[int]:

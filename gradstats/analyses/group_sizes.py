@@ -13,6 +13,7 @@ import numpy.typing as npt
 from gradstats import estimators as families
 from gradstats.analyses.allocation import best_size, how_many
 from gradstats.analyses.declaration import (
+    NO_GROUPS,
     Analysis,
     AnalysisFigure,
     Column,
@@ -498,6 +499,8 @@ def variance_by_group_size(
         raise ValueError(
             f"group_sizes={wrong[0]}: choose from 1 to the {of_prompts.max()} completions of a prompt, or sample more"
         )
+    if not group_sizes and not sizes:
+        raise ValueError(NO_GROUPS)
     reference = families.get(options.get("reference", "rloo"))
     if group_sizes and not any(reference.expected_scale(one) != 0.0 for one in group_sizes):
         given = ", ".join(map(str, group_sizes))

@@ -63,6 +63,8 @@ def test_group_size_refusals():
         variance_by_group_size(batch, ["rloo"], [2, 9], scores)
     with pytest.raises(ValueError, match="group_sizes=1: a group of 1 leaves the reference, rloo, no gradient"):
         variance_by_group_size(batch, ["reinforce"], [1], scores)
+    with pytest.raises(ValueError, match="a prompt has a single completion, and groups need two"):
+        variance_by_group_size(batch.with_fields(groups=np.arange(40)), ["reinforce"], scores=scores)
     batch, scores = correlated_batch()
     with pytest.warns(UserWarning, match=r"not a known multiple.*loo=True"):
         equivalent_group_size(batch, "token_mean", 4, scores)
