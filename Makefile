@@ -111,7 +111,7 @@ smollm2: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf  ## downlo
 
 # Runs whose experiments, near to those of others, lie beside their numbers.
 BY_PART := embedded_layers embedded_resolved_layers embedded_tokens_layers embedded_zoo_layers qwen_mawps_tokens_layers \
-	qwen_mawps_by_block
+	qwen_mawps_otb_layers qwen_mawps_by_block
 # Sweeps of the shipped policy that are repeated in its layers.
 SWEPT := embedded_mismatch embedded_reinforced
 FOUND := embedded embedded_resolved embedded_tokens embedded_temperature embedded_temperature_scored_at_1 \
@@ -140,9 +140,14 @@ findings: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(QWEN) d
 	@set -e; for run in embedded embedded_layers embedded_resolved embedded_resolved_layers qwen_mawps qwen_gsm8k; do \
 		$(BIN)/gradstats ask runs/$$run optimal_baselines; \
 	done
-	@set -e; for run in embedded_tokens embedded_tokens_layers qwen_mawps_tokens qwen_mawps_tokens_layers; do $(BIN)/gradstats ask runs/$$run tokens; done
+	@set -e; for run in embedded_tokens embedded_tokens_layers qwen_mawps_tokens qwen_mawps_tokens_layers qwen_mawps_otb_layers; do \
+		$(BIN)/gradstats ask runs/$$run tokens; \
+	done
 	@$(BIN)/gradstats log runs/qwen_1_5b_mawps --out runs/log_of_qwen_1_5b_mawps
-	@cp runs/log_of_qwen_1_5b_mawps/tables/log_noise.* runs/qwen_1_5b_mawps/tables/
+# The completions of a run as verl logs them, with what its `variance_proxy` needs.
+	@$(BIN)/python -c "import gradstats as gs; run = gs.read_measurement('runs/qwen_mawps_otb_layers'); run.rollouts.frame.assign(old_log_probs=run.logprobs, sum_pi_squared=run.sum_pi_squared).to_parquet('runs/qwen_mawps_otb_layers.parquet')"
+	@$(BIN)/gradstats log runs/qwen_mawps_otb_layers.parquet --out runs/log_of_qwen_mawps_otb_layers
+	@set -e; for run in qwen_1_5b_mawps qwen_mawps_otb_layers; do cp runs/log_of_$$run/tables/log_noise.* runs/$$run/tables/; done
 	@set -e; for run in qwen_mawps_by_block qwen_svamp; do for size in 2 4; do \
 		$(BIN)/gradstats ask runs/$$run optimal_baselines --group-size $$size --overwrite --out figures/group_sizes/$${run}_learned_$$size.csv; \
 	done; done

@@ -41,9 +41,10 @@ OTHER_COMMANDS = {
         f"embedded{run}_layers": f"gradstats run embedded{run} --set measurement.params=layers"
         for run in ("", "_resolved", "_tokens", "_zoo", "_reinforced", "_mismatch")
     },
-    "qwen_mawps_tokens_layers": (
-        "gradstats run figures/qwen_mawps_tokens_layers/experiment.yaml --out runs/qwen_mawps_tokens_layers"
-    ),
+    **{
+        run: f"gradstats run figures/{run}/experiment.yaml --out runs/{run}"
+        for run in ("qwen_mawps_tokens_layers", "qwen_mawps_otb_layers")
+    },
     "qwen_mawps_by_block": "gradstats run figures/qwen_mawps_by_block/experiment.yaml",
     "zoo": "make figures",
 }

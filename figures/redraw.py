@@ -65,10 +65,11 @@ USED = {
     "embedded_resolved_layers": (*_SIZES, *_CURVES, "optimal_baselines"),
     "embedded_tokens_layers": ("tokens", "token_profiles"),
     "qwen_mawps_tokens_layers": ("tokens",),
+    "qwen_mawps_otb_layers": ("variance", "tokens", "log_noise"),
     "embedded_zoo": (*_SIZES, "alpha_by_block", "equivalent_group_size", "success_bins"),
     "embedded_zoo_layers": ("variance", "equivalent_group_size"),
     "qwen_gsm8k": (*_SIZES, *_CURVES),
-    "qwen_mawps_tokens": (*_EACH, *_TOKENS),
+    "qwen_mawps_tokens": (*_EACH, "tokens", "token_sample", "token_profiles"),
     **dict.fromkeys(
         ("qwen_mawps_by_block", "qwen_svamp"), (*_EACH, "alpha_by_block", "optimal_baselines", "variance_by_block")
     ),
