@@ -487,8 +487,13 @@ def longer_side(influence: Float[np.ndarray, " m"]) -> float:
 
 
 def longer_tail(influence: Float[np.ndarray, " m"]) -> Float[np.ndarray, " m"]:
-    """Return how far values lie from their mean on the side with the longer tail, and 0 for those on the other."""
-    return np.maximum(longer_side(influence) * (influence - influence.mean()), 0.0)
+    """Return how far values lie from their mean on the side with the longer tail, and 0 for those on the other.
+
+    Prompts without gradient lie at the mean but for an error of the order sd/M, and count as 0 as well: as the small
+    values of a lognormal tail they would spread it over many powers of ten.
+    """
+    deviations = longer_side(influence) * (influence - influence.mean())
+    return np.where(deviations > influence.std() / len(influence), deviations, 0.0)
 
 
 def tail_is_carried_by_few(influence: Float[np.ndarray, " m"]) -> bool:
