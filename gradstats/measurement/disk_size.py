@@ -28,7 +28,7 @@ def measured_bytes(rollouts: Rollouts, section: MeasurementSection, n_blocks: in
 def bytes_of_sequences(
     length: int, n: int, section: MeasurementSection, n_blocks: int = 0, n_weightings: int = 0
 ) -> int:
-    """Return an upper bound of the disk space that ``n`` sequences of ``length`` tokens take, in bytes.
+    """Return an upper bound of the disk space that ``n`` sequences of ``length`` tokens take, in bytes, without norms.
 
     Sketches are kept of the whole and of ``n_blocks``, and the same again, with its weights of tokens, of each of
     ``n_weightings`` further weightings.

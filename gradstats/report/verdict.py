@@ -559,7 +559,7 @@ def _advice(
     advised = (reference,) if usable is None else usable.labels
     if batch_sizes is not None and (found := _critical_batch(batch_sizes, advised)) is not None:
         (_, low, high), size = found
-        if math.isfinite(low):  # the number that another line states: a bound alone, or the end of an interval
+        if math.isfinite(low):  # of a bound alone the number that another line states
             least = max(low, 1.0)
             bound = f"≥ {least:.0f}" if math.isfinite(high) else format_estimate(math.nan, least, math.inf)
             groups = _in_other_groups(size, compared_size)

@@ -140,8 +140,10 @@ def _measure(
         parts = {number: tables[number].select(mask) for number, mask in enumerate(masks) if mask.any()}
     some = [*parts.values()]
     unmeasured = Rollouts.concatenate([parts[number] for number in missing if number in parts] or some)
-    # Again below: how many blocks there are, and which weightings are needed, is known only where the model is.
-    require_space(run.measurement, measured_bytes(unmeasured, section))
+    # Of shards that are made and lack something only what they lack is new. Again below: how many blocks there are, and
+    # which weightings are needed, is known only where the model is.
+    new = [parts[number] for number in missing if number in parts and not shards.is_made(number)]
+    require_space(run.measurement, sum(measured_bytes(table, section) for table in new))
     # Shards of one measurement hold the same weightings and sketches; the newest has the latest self-check.
     done = agreed(
         lambda: max(shards.finished(len(tables)), key=lambda number: shards.path(number).stat().st_mtime, default=None)
@@ -155,7 +157,7 @@ def _measure(
             further = possible_weightings(run.experiment).advantages
             names = tuple(dict.fromkeys([*earlier.weighted, *further]))
         n_blocks = len(session.selection.block_names) if section.block_sketches else 0
-        require_space(run.measurement, measured_bytes(unmeasured, section, n_blocks, len(names)))
+        require_space(run.measurement, sum(measured_bytes(table, section, n_blocks, len(names)) for table in new))
         values = StoredValues(run.values) if any(map(is_of_estimator, names)) else None
         if values is not None and done is not None and earlier is not None:
             _refuse_other_advantages(run, earlier, tables[done], values.of_shard(done, tables[done]))

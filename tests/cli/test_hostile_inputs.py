@@ -78,7 +78,7 @@ SAID = {
     ("one a group", "variance"): (
         0, "groups hold a single completion (choose group_size of at least 2), so rloo, recipe:grpo and"
     ),
-    ("one a group", "group_sizes"): (1, "no prompt has the 8 completions that two groups of 4 need"),
+    ("one a group", "group_sizes"): (1, "a prompt has a single completion, and groups need two: sample more"),
     ("rewards zero", "variance"): (
         0, "every reward equals 0 (choose problems that are solved sometimes, not always), so rloo",
         "where 5% were cut off",

@@ -322,6 +322,10 @@ def test_it_is_an_upper_bound_of_the_tensors(tmp_path):
     assert tensors < measured_bytes(measured.rollouts, section, 2, 1) + norms + header
     added = measured_bytes(measured.rollouts, section, 2) - measured_bytes(measured.rollouts, section)
     assert added == measured.sketches_by_block.nbytes
+    (weighted,) = measured.weighted.values()
+    added = measured_bytes(measured.rollouts, section, 2, 1) - measured_bytes(measured.rollouts, section, 2)
+    weights = 8 * sum(map(len, weighted.weights))
+    assert added == weighted.sketches.nbytes + weighted.sketches_by_block.nbytes + weights
 
 
 def test_what_does_not_fit_is_refused(tmp_path, monkeypatch):

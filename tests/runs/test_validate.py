@@ -218,7 +218,7 @@ def test_cost_estimates_follow_the_settings(policy_folder, tmp_path, monkeypatch
     near, far = cost(variance=recipes), cost(variance=recipes, temperature=0.5)
     assert (near.n_weightings, near.n_if_off_policy, near.disk_gib) == (0, 4, few.disk_gib)
     assert (far.n_weightings, far.n_if_off_policy) == (4, 0)
-    assert (far.disk_gib - few.disk_gib) * 1024**3 == pytest.approx(20 * 4 * 4 * 1000)
+    assert (far.disk_gib - few.disk_gib) * 1024**3 == pytest.approx(20 * 4 * (4 * 1000 + 12 * 8))
     # Of batches of 16 and of 4, the one that takes longer is timed.
     timed = []
     with monkeypatch.context() as patched:
