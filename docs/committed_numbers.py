@@ -38,7 +38,7 @@ NAMES = {
     "zoo": "embedded-240",
     "qwen_mawps_tokens": "Qwen-0.5B on MAWPS",
     "qwen_mawps_tokens_layers": "Qwen-0.5B on MAWPS, layers, 16 bits",
-    "qwen_mawps_otb_layers": "Qwen-0.5B on MAWPS, layers, groups of 4",
+    "qwen_mawps_otb_layers": "Qwen-0.5B on MAWPS, layers, 8 probes",
     "embedded_tokens": "embedded",
     "embedded_tokens_layers": "embedded, layers",
 }

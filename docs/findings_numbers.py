@@ -125,7 +125,8 @@ def effective_along(sweep: str) -> tuple[float, float]:
 
 def fewer_than(count: int) -> list[str]:
     """Return the runs in which fewer effective prompts carry the variance of groups."""
-    return [run for run in (*RUNS, "embedded_zoo", "embedded_layers") if effective_prompts(run) < count]
+    others = ("embedded_zoo", "embedded_layers", "embedded_tokens", "qwen_mawps_otb_layers")
+    return [run for run in (*RUNS, *others) if effective_prompts(run) < count]
 
 
 def described(run: str) -> dict[str, Any]:

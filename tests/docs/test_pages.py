@@ -169,7 +169,7 @@ def test_pages_stay_short():
     assert words(ROOT / "README.md") <= 900
     assert words(ROOT / "CHANGELOG.md") <= 800
     written = {*(ROOT / "docs").glob("*.md")} - {ROOT / "docs" / "experiment_file.md"}  # grows with each setting
-    assert sum(map(words, written)) <= 19_460
+    assert sum(map(words, written)) <= 19_560
 
 
 def test_numbers_of_the_first_pages_are_those_of_the_findings(docs_module):
