@@ -31,6 +31,8 @@ COUNTS_AT_ONCE = 2**22
 _LEAST_SPREAD = 0.1
 # Below this standard error a logarithm is known exactly, up to rounding.
 EXACT = 1e-12
+# Influences that differ by less, over their standard deviation, are equal: they are differences of M times as much.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -489,11 +491,15 @@ def longer_side(influence: Float[np.ndarray, " m"]) -> float:
 def longer_tail(influence: Float[np.ndarray, " m"]) -> Float[np.ndarray, " m"]:
     """Return how far values lie from their mean on the side with the longer tail, and 0 for those on the other.
 
-    Prompts without gradient lie at the mean but for an error of the order sd/M, and count as 0 as well: as the small
-    values of a lognormal tail they would spread it over many powers of ten.
+    Prompts without gradient share one influence, which is the mean but for an error of the jackknife of the order
+    sd/M. They count as 0 as well: as the least values of a lognormal tail they would spread it over powers of ten.
     """
-    deviations = longer_side(influence) * (influence - influence.mean())
-    return np.where(deviations > influence.std() / len(influence), deviations, 0.0)
+    deviations, spread = longer_side(influence) * (influence - influence.mean()), influence.std()
+    order = np.argsort(influence)
+    same = np.diff(influence[order]) <= _ROUNDING * spread
+    shared = np.empty(len(influence), dtype=bool)
+    shared[order] = np.r_[False, same] | np.r_[same, False]
+    return np.where((deviations > 0) & ~(shared & (deviations < spread / len(influence))), deviations, 0.0)
 
 
 def tail_is_carried_by_few(influence: Float[np.ndarray, " m"]) -> bool:
