@@ -252,7 +252,8 @@ def proxy_quality(
     The proxies are ``logit``, :math:`w_t = 1 - 2π(y_t) + \sum_v π(v)²` (the squared norm of the gradient with respect
     to the logits, 2602.07078); ``last_layer``, :math:`w_t‖h_t‖²` (with respect to the output embedding); ``entropy``;
     and ``surprisal``, :math:`-\log π(y_t)`. The noise of the probes in light tokens' energies lowers rank correlations
-    and raises ``factor`` a little: at K probes each such energy is off by :math:`\sqrt{2/K}`.
+    a little and raises ``factor``: at K probes each such energy is off by :math:`\sqrt{2/K}`, and a perfect proxy of
+    light tokens alone has the factor 1.22 at 32 probes and 1.48 at 8.
 
     Args:
         measured: a measurement with ``token_projections``.

@@ -114,6 +114,14 @@ def test_cumulative_errors_are_those_of_the_tokens_up_to_there(at, counted):
     assert found.value == pytest.approx(np.mean([(errors[0] + errors[1]) / 2.0, errors[2], errors[3]]))
 
 
+@pytest.mark.parametrize(("n_probes", "expected"), [(8, 1.48), (32, 1.22)])
+def test_noise_of_probes_raises_the_factor_of_a_perfect_proxy(n_probes, expected):
+    rng = np.random.default_rng(0)
+    energies = np.exp(2.0 * rng.standard_normal((100, 1000)))
+    noisy = energies * rng.chisquare(n_probes, energies.shape) / n_probes
+    assert factor([*noisy], [*energies], np.arange(100)).value == pytest.approx(expected, abs=0.02)
+
+
 def test_by_hand_of_factor():
     e, p = np.concatenate(ENERGIES), np.concatenate(PROXY)
     scale = e.sum() / p.sum()
