@@ -376,8 +376,8 @@ def _about_target(target: TargetChoice, level: float) -> str:
         return ""
     if target.kind == "on_policy":
         return (
-            f"the samples count as on-policy: importance ratios have χ² = {_short(ratios, level)}, which moves the "
-            f"gradient by at most {format_number(float(np.sqrt(ratios.chi_squared.value)), 2)} of a completion's"
+            "the samples count as on-policy: importance ratios move the gradient by at most "
+            f"{format_number(float(np.sqrt(ratios.chi_squared.value)), 2)} of a completion's"
         )
     low, high = ratios.effective_size_interval(level)
     reasons = [*([f"χ² of whole completions is {_short(ratios, level)}"] if target.far else []), *settings]

@@ -407,7 +407,7 @@ def slightly_off(chi_squared: float):
 def test_rounding_stays_on_policy_with_a_bound_unless_recorded_settings_differ():
     choice = choose_target("auto", slightly_off(1e-4))
     assert (choice.kind, choice.agree) == ("on_policy", True)
-    assert "moves the gradient by at most 0.01 of a completion's" in about_target(choice)
+    assert "move the gradient by at most 0.01 of a completion's" in about_target(choice)
     assert choose_target("auto", slightly_off(0.04)).kind == "importance"
     choice = choose_target("auto", slightly_off(1e-4), ["temperature=0.9"])
     assert (choice.kind, why_not_judged(choice)) == ("importance", None)
