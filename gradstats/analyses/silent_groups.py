@@ -336,7 +336,7 @@ def _beyond(
     if predicted is not None and not few[0].any() and len(shares) > 1:
         off = Resampled(predicted.value - at_half, predicted.draws - shares[1:, int(half) - 2])
         difference, low, high = off.with_interval(CONFIDENCE_LEVEL)
-        misses = abs(difference) > _MISSED and not low <= 0.0 <= high
+        misses = bool(abs(difference) > _MISSED and not low <= 0.0 <= high)
     larger = []
     for number in () if few[0].any() else (size * one for one in _MULTIPLES):
         draws = beta_silent(rates, concentration, float(number))

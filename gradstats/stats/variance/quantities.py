@@ -418,7 +418,7 @@ def _is_multiple_of_target(gradient: GradientStatistics) -> bool:
 
 def _is_rounding(difference: Statistic, scale: float) -> bool:
     """Whether a difference of numbers of that size is 0 but for rounding, with all prompts and without one of them."""
-    return _largest(difference) <= EXACT * abs(scale)
+    return bool(_largest(difference) <= EXACT * abs(scale))
 
 
 def _largest(statistic: Statistic) -> float:
@@ -644,7 +644,7 @@ def shown_below(low: float, high: float, bound: float = 1.0) -> bool:
     if not high < bound:
         return False
     # A missing low end counts as 0. Six decimals at most: what differs by less is the same number but for rounding.
-    return round(high, min(digits_for((high - max(0.0, low)) / 2.0), 6)) < bound
+    return bool(round(high, min(digits_for((high - max(0.0, low)) / 2.0), 6)) < bound)
 
 
 def shown_in(place: Place) -> tuple[str, ...]:
