@@ -552,7 +552,9 @@ def group_level_estimators(
 
 
 #: Why groups of completions cannot be asked about.
-NO_GROUPS = "a prompt has a single completion, and groups need two: sample more (sampling.group_size), or leave it out"
+NO_GROUPS = (
+    "a prompt has a single completion, and groups need two: sample more (sampling.group_size), or leave the prompt out"
+)
 
 
 def missing_sketches(measured: Measurement) -> str:

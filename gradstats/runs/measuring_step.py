@@ -127,6 +127,8 @@ def _of_smaller_part(run: RunDirectory) -> list[Path]:
 def _measure(
     run: RunDirectory, shards: Shards[Measurement], tables: list[Rollouts], missing: list[int], progress: bool
 ) -> None:
+    from gradstats.gradients.parameters import n_block_sketches
+
     section = run.experiment.measurement
     if section.second_moments is not None:
         from gradstats.gradients.second_moments import with_moments_on_file
@@ -156,7 +158,7 @@ def _measure(
             # Of weightings by ratios, which the first shards decided on, all shards hold the same.
             further = possible_weightings(run.experiment).advantages
             names = tuple(dict.fromkeys([*earlier.weighted, *further]))
-        n_blocks = len(session.selection.block_names) if section.block_sketches else 0
+        n_blocks = n_block_sketches(session.policy, section)
         require_space(run.measurement, sum(measured_bytes(table, section, n_blocks, len(names)) for table in new))
         values = StoredValues(run.values) if any(map(is_of_estimator, names)) else None
         if values is not None and done is not None and earlier is not None:

@@ -242,14 +242,22 @@ def test_a_measurement_that_does_not_fit_on_the_disk_is_refused_before_it_begins
         run_experiment(experiment, tmp_path / "run", progress=False)
 
 
-def test_sketches_by_block_must_fit_on_the_disk_as_well(experiment, finished, tmp_path, monkeypatch):
-    section = experiment.measurement.model_copy(update={"block_sketches": True})
-    by_block = experiment.model_copy(update={"measurement": section})
-    alone = measured_bytes(finished.measured.rollouts, section)
+@pytest.mark.parametrize(
+    ("section", "further"),
+    [
+        ("measurement", {"block_sketches": True}),
+        ("variance", {"estimators": ["rloo", "recipe:dapo_top_entropy(threshold=0.5)"]}),
+    ],
+)
+def test_what_is_kept_beside_the_whole_must_fit_on_the_disk_as_well(
+    experiment, finished, tmp_path, monkeypatch, section, further
+):
+    larger = experiment.model_copy(update={section: getattr(experiment, section).model_copy(update=further)})
+    alone = measured_bytes(finished.measured.rollouts, larger.measurement)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=alone))
     monkeypatch.setattr(MeasuringSession, "measure", lambda *_, **__: pytest.fail("the measurement has begun"))
     with pytest.raises(OSError, match=r"takes up to [\d.]+ MiB, and .*measurement has"):
-        run_experiment(by_block, tmp_path / "run", progress=False)
+        run_experiment(larger, tmp_path / "run", progress=False)
 
 
 def test_only_the_missing_shard_is_measured_again(experiment, finished, tmp_path, monkeypatch):
